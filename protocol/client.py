@@ -5,9 +5,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 import zmq
@@ -26,6 +25,7 @@ from .errors import (
 )
 from .frames import encode_client
 from .messages import (
+    GRANT_TTL_S,
     MAX_INPUTS,
     Accepted,
     Answer,
@@ -35,8 +35,14 @@ from .messages import (
     Done,
     Embed,
     Embedded,
+    EndGrant,
+    Export,
     Failed,
+    Fetch,
     Forget,
+    Grant,
+    Import,
+    Imported,
     Limits,
     LoadAdapter,
     Query,
@@ -49,6 +55,8 @@ from .messages import (
 from .program_call import Receiver
 
 logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
 
 
 def encode_submit(submit: Submit, limits: Limits) -> bytes:
@@ -84,16 +92,23 @@ def check_embed(inputs: Sequence[str | list[int]], welcome: Welcome, *, seconds:
         raise LimitExceeded(text, where="input")
 
 
-def _pass_on(found: Future[Embedded], answer: Future[Any]) -> None:
-    if answer.cancelled() or not found.set_running_or_notify_cancel():
-        return
-    if (error := answer.exception()) is not None:
-        found.set_exception(error)
-        return
-    try:
-        found.set_result(msgspec.convert(answer.result(), Embedded))
-    except msgspec.ValidationError as wrong:
-        found.set_exception(InternalError(f"an answer that is no Embedded: {wrong}"))
+def _converted(answer: Future[Any], kind: type[Value]) -> Future[Value]:
+    """The answer as a ``kind``."""
+    found = Future[Value]()
+
+    def pass_on(answer: Future[Any]) -> None:
+        if answer.cancelled() or not found.set_running_or_notify_cancel():
+            return
+        if (error := answer.exception()) is not None:
+            found.set_exception(error)
+            return
+        try:
+            found.set_result(msgspec.convert(answer.result(), kind))
+        except msgspec.ValidationError as wrong:
+            found.set_exception(InternalError(f"an answer that is no {kind.__name__}: {wrong}"))
+
+    answer.add_done_callback(pass_on)
+    return found
 
 
 class Client:
@@ -116,6 +131,7 @@ class Client:
         engine_alive: Callable[[], str | None] | None = None,
     ) -> None:
         self.url = url
+        self.keys = keys
         self._lock = threading.Lock()
         self._calls: dict[str, Receiver] = {}
         self._queries: dict[int, Future[Any]] = {}
@@ -203,6 +219,39 @@ class Client:
         """As ``query``, without waiting. Who no longer wants the answer cancels it."""
         return self._ask(lambda number: encode_client(Query(id=number, what=what)))
 
+    def export(self, program: str, *, ttl_s: float = GRANT_TTL_S, grant: str = "") -> Future[Grant]:
+        """Have the engine lend the KV of ``program``, which this client runs there; see ``messages.Export``."""
+        answer = self._ask(lambda number: encode_client(Export(number, program, ttl_s, grant)))
+        return _converted(answer, Grant)
+
+    def end_grant(self, grant: str) -> None:
+        """The engine need not keep the blocks of ``grant`` any more. Nothing happens where the engine is gone."""
+        with self._lock:
+            if self._end is None:
+                self._channel.send(encode_client(EndGrant(grant)))
+
+    def fetch(self, grant: str, names: Sequence[bytes]) -> Future[Any]:
+        """Blocks of a grant; see ``messages.Fetch``."""
+        return self._ask(lambda number: encode_client(Fetch(number, grant, list(names))))
+
+    def import_from(self, other: "Client", grant: Grant, *, ttl_s: float = GRANT_TTL_S) -> Future[Imported]:
+        """Have the engine copy the KV of ``grant`` from the engine of ``other``; see ``messages.Import``.
+
+        It connects with the keys of ``other``. Raises LimitExceeded where the grant is too long for one message.
+        """
+        keys = other.keys
+        server, secret = ("", "") if keys is None else (keys.server, keys.secret)
+
+        def frame_of(number: int) -> bytes:
+            frame = encode_client(Import(number, grant, other.url, server, secret, ttl_s))
+            limit = self.welcome.limits.max_submit_bytes
+            if len(frame) > limit:
+                text = f"a grant of {len(frame):,} bytes, but the limit is {limit:,}; the program is computed again"
+                raise LimitExceeded(text, where="grant")
+            return frame
+
+        return _converted(self._ask(frame_of), Imported)
+
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names that programs may choose, as this client knows them: from the welcome, or its last change."""
@@ -272,8 +321,8 @@ class Client:
                 raise LimitExceeded(text, where="input")
             return frame
 
-        answer, found = self._ask(frame_of), Future[Embedded]()
-        answer.add_done_callback(partial(_pass_on, found))
+        answer = self._ask(frame_of)
+        found = _converted(answer, Embedded)
 
         def ended(found: Future[Embedded]) -> None:
             if not found.cancelled() or not answer.cancel():

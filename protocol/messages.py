@@ -128,6 +128,96 @@ class Embedded(msgspec.Struct, frozen=True):
 MAX_INPUTS = 2048  # of one ``Embed``
 
 
+GRANT_TTL_S = 5.0  # how long KV is kept for a copy that nobody goes on with
+MAX_GRANT_TTL_S = 60.0
+MAX_FETCH_BYTES = 8 << 20  # of blocks in the answer to one ``Fetch`` of several
+
+GrantSeconds = Annotated[float, msgspec.Meta(gt=0.0, le=MAX_GRANT_TTL_S)]
+
+
+class GrantedPrefix(msgspec.Struct, frozen=True, array_like=True):
+    """``tokens``: ids from a sequence's start, little-endian int32, as many as its whole blocks have. ``names``: of
+    these blocks, as in the cache's events.
+    """
+
+    tokens: bytes
+    names: list[bytes]
+
+
+class Grant(msgspec.Struct, frozen=True, omit_defaults=True):
+    """KV that an engine lends for a copy: the whole blocks of a program's sequences, in the pool's own numbers.
+
+    Tokens after a sequence's last whole block are computed again where the program goes on. ``format``: a digest of all
+    that the blocks' bytes depend on; an engine with another one cannot use them. ``namespace``: of the blocks, see
+    ``block_names``. Each fetch keeps the grant for ``ttl_s`` more seconds.
+    """
+
+    id: str
+    namespace: str
+    adapter: str
+    block_len: int
+    block_bytes: int
+    format: bytes
+    ttl_s: float
+    prefixes: list[GrantedPrefix]
+
+    @property
+    def names(self) -> dict[bytes, None]:
+        """Of all blocks, each once."""
+        return {name: None for prefix in self.prefixes for name in prefix.names}
+
+
+class Export(Message, tag="export"):
+    """Lend the KV of one of this client's programs to other engines. The ``Answer`` has a ``Grant``.
+
+    ``grant``: the id of an earlier one of this program, to renew it with what was computed since; "": a new one.
+    """
+
+    id: int
+    program: Name
+    ttl_s: GrantSeconds = GRANT_TTL_S
+    grant: Name = ""
+
+
+class EndGrant(Message, tag="end_grant"):
+    """The blocks of a grant need not be kept any more. Without an answer."""
+
+    grant: Name
+
+
+class Fetch(Message, tag="fetch"):
+    """Ask for blocks of a grant. The ``Answer`` has a list of sealed blocks, an empty one for each that is gone."""
+
+    id: int
+    grant: Name
+    names: list[bytes]
+
+
+class Import(Message, tag="import"):
+    """Copy the KV of ``grant`` from the engine at ``url``, and keep it for ``ttl_s`` seconds after the last block.
+
+    The ``Answer`` has an ``Imported``, and comes when all blocks are there or no more come. ``server_key`` and
+    ``secret_key``: of the connection to ``url``, both empty where it needs none.
+    """
+
+    id: int
+    grant: Grant
+    url: str
+    server_key: str = ""
+    secret_key: str = ""
+    ttl_s: GrantSeconds = GRANT_TTL_S
+
+
+class Imported(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``held``: blocks of the grant that this engine has now, ``fetched`` of them copied. ``why``: what ended the copy
+    before all were there; empty: nothing did.
+    """
+
+    held: int
+    fetched: int
+    why: str = ""
+
+
 class Ping(Message, tag="ping"):
     pass
 
@@ -136,7 +226,24 @@ class Bye(Message, tag="bye"):
     pass
 
 
-ClientMessage = Hello | Submit | Cancel | Credit | Query | LoadAdapter | UnloadAdapter | Embed | Forget | Ping | Bye
+ClientMessage = (
+    Hello
+    | Submit
+    | Cancel
+    | Credit
+    | Query
+    | LoadAdapter
+    | UnloadAdapter
+    | Embed
+    | Forget
+    | Export
+    | EndGrant
+    | Fetch
+    | Import
+    | Ping
+    | Bye
+)
+Question = Query | LoadAdapter | UnloadAdapter | Embed | Export | Fetch | Import  # each has one ``Answer``
 
 
 # -- runtime to client ------------------------------------------------------------------------------------------------

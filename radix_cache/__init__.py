@@ -5,8 +5,10 @@ from .blocks import block_names
 from .cache import CacheCounters, Lease, NodeSnapshot, RadixCache
 from .contents import FIRST_CONTENT_ID, Contents, OutOfContentIds, in_vocabulary
 from .events import BlockSnapshot, Event, Evicted, Stored, Tier
+from .grants import Grants, LentPrefix, UnknownGrant
 from .host_tier import HostTier
 from .policies import POLICIES, Policy
+from .sealed import UnsoundBlock, seal, unseal
 from .slots import OutOfSlots
 from .store_tier import StoreTier
 from .tiers import ReadAhead, TierCounters, Tiers
@@ -22,8 +24,10 @@ __all__ = [
     "Event",
     "Evicted",
     "FolderStore",
+    "Grants",
     "HostTier",
     "Lease",
+    "LentPrefix",
     "NodeSnapshot",
     "OutOfContentIds",
     "OutOfSlots",
@@ -35,6 +39,10 @@ __all__ = [
     "Tier",
     "TierCounters",
     "Tiers",
+    "UnknownGrant",
+    "UnsoundBlock",
     "block_names",
     "in_vocabulary",
+    "seal",
+    "unseal",
 ]

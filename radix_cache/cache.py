@@ -161,13 +161,28 @@ class RadixCache:
                 node = self.tree.node_at(found, equal)
                 self._num_hits += 1
                 self._num_matched += equal
-        tree = self.tree
-        tree.now += 1
-        tree.lock(node)
-        tree.touch(node, hits=1, priority=priority, program=program)
-        lease = Lease(self, node, program, priority)
-        self._leases.add(lease)
-        return lease
+        return self._lease(node, hits=1, program=program, priority=priority)
+
+    def insert(
+        self, tokens: np.ndarray, *, start: int, namespace: Namespace, load: Callable[[np.ndarray], None]
+    ) -> bool:
+        """Put the KV of ``tokens`` from position ``start`` on into the tree; unlocked, so pin it before the next step.
+
+        ``load`` fills the slots that it is given, int32 [tokens - start]. False, without a change, where the tree does
+        not hold all tokens before ``start``, or where too few slots are free or evictable.
+        """
+        tokens = as_tokens(tokens)
+        found, equal = self.tree.find(self.tree.root(namespace), tokens[:start])
+        lease = self._lease(self.tree.node_at(found, equal), hits=0, program="", priority=0)
+        try:
+            if equal < start or len(tokens) - start > self.num_free + self.num_evictable:
+                return False
+            lease.extend(len(tokens) - start)
+            load(lease.slot_ids[start:])
+            lease.commit(tokens)
+        finally:
+            lease.release()
+        return True
 
     def extend_all(self, leases: Sequence[Lease], n: int) -> np.ndarray:
         """Extend each of ``leases`` by ``n`` slots; returns them, int32 [leases, n]."""
@@ -182,6 +197,21 @@ class RadixCache:
         if root is None or not self.reuse:
             return 0
         return self.tree.find(root, as_tokens(tokens, limit))[1]
+
+    def slots_of(self, tokens: np.ndarray, *, namespace: Namespace = "") -> np.ndarray:
+        """The slots of the longest prefix of ``tokens`` in the tree, int32 [matched]. Changes no state; they are valid
+        until the tree changes.
+        """
+        root = self.tree.roots.get(namespace)
+        if root is None:
+            return np.zeros(0, np.int32)
+        node, equal = self.tree.find(root, as_tokens(tokens))
+        slots = np.empty(max(equal, node.end), np.int32)
+        at: RadixNode | None = node
+        while at is not None:
+            slots[at.start : at.end] = at.slots
+            at = at.parent
+        return slots[:equal]
 
     def continuation(self, tokens: np.ndarray, *, namespace: Namespace = "", limit: int) -> np.ndarray:
         """A copy of at most ``limit`` tokens that follow ``tokens`` in the tree, along the most recently used children.
@@ -454,7 +484,16 @@ class RadixCache:
         assert counted == (num_tokens, num_locked, num_nodes, num_leaves), (counted, "counted incrementally")
         assert self.num_free + self.num_cached + self.num_leased == self.num_slots
 
-    # -- called by leases ---------------------------------------------------------------------------------------------
+    # -- leases, from both sides --------------------------------------------------------------------------------------
+
+    def _lease(self, node: RadixNode, *, hits: int, program: str, priority: int) -> Lease:
+        tree = self.tree
+        tree.now += 1
+        tree.lock(node)
+        tree.touch(node, hits=hits, priority=priority, program=program)
+        lease = Lease(self, node, program, priority)
+        self._leases.add(lease)
+        return lease
 
     def _release(self, lease: Lease, private: np.ndarray) -> None:
         tree = self.tree
@@ -585,6 +624,16 @@ class Lease:
             below = self.node if added is not self.node else added.parent
             tree.touch(added, hits=0, priority=self.priority, program=self.program, below=below)
             self.node, self.num_shared = added, n
+
+    def commit_new(self, tokens: np.ndarray) -> None:
+        """As ``commit``, but only where no slot of this lease changes: not if the tree would have to be adopted from.
+
+        For a sequence that runs and whose slots others have copied.
+        """
+        if len(tokens) > self.num_shared:
+            own = as_tokens(tokens)[self.num_shared :]
+            if not self._cache.tree.find(self.node, own)[1]:
+                self.commit(tokens)
 
     def rematch(self, tokens: np.ndarray, *, limit: int | None = None) -> int:
         """Lock more of ``tokens`` that the tree holds by now; returns how many tokens are gained.

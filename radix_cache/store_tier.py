@@ -1,30 +1,26 @@
 """KV blocks in a store, by name, verified, up to a number of bytes; shared by engines and kept over restarts.
 
     key    <format>/<ab>/<ab...>.kv
-    value  MAGIC, format [16], name [16], checksum [16], the block's bytes
+    value  the sealed block (see ``sealed``)
 
-``format`` identifies everything that the bytes depend on: model, layers, heads, number format, code. A value that does
-not verify is ignored, and replaced when its block is saved again. A store that fails is left alone for a while, so that
-nothing waits for it.
+A value that does not verify is ignored, and replaced when its block is saved again. A store that fails is left alone
+for a while, so that nothing waits for it.
 """
 
 import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from threading import Lock
 from time import monotonic
 
 from .block_store import BlockStore
 from .events import BlockEvents
+from .sealed import UnsoundBlock, digest, seal, unseal
 
-MAGIC = b"phloem kv block 1\n"
 MAX_KNOWN = 1 << 17  # names of a far store's blocks that are remembered: about 20 MB
 FIRST_LOOK = 8  # blocks that are looked for in the first request
 PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # for which a failing store is left alone; doubled while it fails
-_HASH_BYTES = 16
-_HEADER_BYTES = len(MAGIC) + 3 * _HASH_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +40,7 @@ class StoreTier:
         self.store = store
         self.max_bytes = max_bytes
         self.num_faults = 0  # reads, writes and look-ups that the store has failed
-        self._format = _digest(format.encode())
+        self._format = digest(format.encode())
         self.events: BlockEvents | None = None
         self._lock, self._trimming = Lock(), Lock()
         self._unsound: set[bytes] = set()  # names of blocks that did not verify
@@ -106,20 +102,17 @@ class StoreTier:
         if raw is None:
             self._forget(name)
             return None
-        block = memoryview(raw)[_HEADER_BYTES:]
-        if not raw.startswith(MAGIC):
-            self._ignore(name, "it is no block of this cache")
+        try:
+            return unseal(raw, format=self._format, name=name)
+        except UnsoundBlock as error:
+            self._ignore(name, str(error))
             return None
-        if raw[:_HEADER_BYTES] != self._header(name, block):
-            self._ignore(name, "its checksum, name or format does not verify")
-            return None
-        return bytes(block)
 
     def write(self, name: bytes, block: bytes) -> bool:
         """Write the block; False where the store fails, which is logged."""
         if self._writes.is_on or self._trims.is_on:
             return False
-        data = self._header(name, block) + block
+        data = seal(block, format=self._format, name=name)
         try:
             self.store.write(self.key_of(name), data)
         except OSError as error:
@@ -169,9 +162,6 @@ class StoreTier:
                 self._forget(name)
                 if self.events is not None:
                     self.events.dropped("disk", name, "space")
-
-    def _header(self, name: bytes, block: bytes | memoryview) -> bytes:
-        return MAGIC + self._format + name + _digest(block)
 
     def _name_of(self, key: str) -> bytes | None:
         """The block's name; None where it is of another format, or none of ours."""
@@ -236,7 +226,3 @@ class _Pause:
         if self._next_s > PAUSE_S:
             with self._lock:
                 self._next_s, self._until_s = PAUSE_S, float("-inf")
-
-
-def _digest(data: bytes | memoryview) -> bytes:
-    return blake2b(data, digest_size=_HASH_BYTES).digest()

@@ -250,7 +250,11 @@ class EngineSocket:
         logger.debug("client %s: %s", client_id.hex(), error)
         if head.m == "submit" and head.program is not None and client_id in self._peers:
             self._reply(client_id, Rejected(program=head.program, errors=[error.info()]))
-        elif head.m in ("query", "embed") and head.id is not None and client_id in self._peers:
+        elif (
+            head.m in ("query", "embed", "export", "fetch", "import")
+            and head.id is not None
+            and client_id in self._peers
+        ):
             self._reply(client_id, Answer(id=head.id, error=error.info()))
         else:
             self._reply(client_id, ProtocolFault(error=error.info()))

@@ -22,13 +22,18 @@ from ...protocol.messages import (
     ClientMessage,
     Embed,
     Embedded,
+    Export,
+    Fetch,
     Forget,
+    Import,
     Limits,
+    LoadAdapter,
     Query,
     Rejected,
     RuntimeMessage,
     Submit,
     TemplateInfo,
+    UnloadAdapter,
     Welcome,
 )
 from ..config import EngineConfig
@@ -109,6 +114,10 @@ class EncoderEngine:
                     text = f"{self._config.model!r} is an encoder, which gives {gives} and cannot run programs"
                     error = Unsupported(f"{text}; call {call}, or load a model that generates text", where="model")
                     outbox.append((client, Rejected(program, [error.info()])))
+                case LoadAdapter() | UnloadAdapter() | Export() | Fetch() | Import():
+                    text = f"{self._config.model!r} is an encoder, which has no adapters and no KV to hand over"
+                    error = Unsupported(f"{text}; load a model that generates text", where="model")
+                    outbox.append((client, Answer(message.id, None, error.info())))
                 case Forget(id=number):
                     self._waiting = deque(
                         request for request in self._waiting if (request.client, request.message.id) != (client, number)

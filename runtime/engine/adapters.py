@@ -20,8 +20,10 @@ class _Loaded:
     name: str
     path: str
     space: str
+    folder: Path
     num_programs: int = 0
     is_leaving: bool = False
+    digest: str = ""
 
 
 class Adapters:
@@ -38,7 +40,7 @@ class Adapters:
         folder. ``refusal``: why none can be loaded later; empty: they can. ``has_disk``: cached prefixes outlive the
         engine.
         """
-        self._slots: list[_Loaded | None] = [_Loaded(name, path, name) for name, path in folders.items()]
+        self._slots: list[_Loaded | None] = [_Loaded(name, path, name, Path(path)) for name, path in folders.items()]
         self._by_name = {one.name: i for i, one in enumerate(self._slots) if one is not None}
         self._put, self._root, self._refusal, self._has_disk = put, root, refusal, has_disk
         self._first_digests: dict[str, str] = {}
@@ -73,7 +75,7 @@ class Adapters:
         folder = self._allowed(path)
         index = self._slots.index(None) if None in self._slots else len(self._slots)
         self._put(index, name, str(folder))
-        found = _Loaded(name, path, self._space_of(name, folder))
+        found = _Loaded(name, path, self._space_of(name, folder), folder)
         if index < len(self._slots):
             self._slots[index] = found
         else:
@@ -90,6 +92,17 @@ class Adapters:
         assert loaded is not None
         loaded.is_leaving = True
         self._free(index, loaded)
+
+    def digest_of(self, name: str) -> str:
+        """Of the weights that a new program gets with ``name``; "" without a name. Raises UnknownModel."""
+        if not name:
+            return ""
+        if name not in self._by_name:
+            raise UnknownModel(f"adapter {name!r} is not loaded; there {self._there()}", where="name")
+        loaded = self._slots[self._by_name[name]]
+        assert loaded is not None
+        loaded.digest = loaded.digest or weights_digest(loaded.folder)
+        return loaded.digest
 
     def begin(self, name: str) -> tuple[int, str]:
         """A program that chose ``name`` begins: the executor's number and the space; -1 and "" without a name."""

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,11 @@ from ...protocol.messages import (
     Cancel,
     ClientMessage,
     Embed,
+    EndGrant,
+    Export,
+    Fetch,
     Hello,
+    Import,
     Limits,
     LoadAdapter,
     Ping,
@@ -43,6 +48,7 @@ from ...protocol.messages import (
 from ...radix_cache import POLICIES, Contents, RadixCache
 from ..config import EngineConfig, Progress
 from ..executor import Accelerator, Executor
+from ..memory import KVBlocks
 from ..scheduler import Scheduler
 from ..speculative import Drafter, GrammarDrafter, LookupDrafter, Speculation, StepCosts
 from ..vision.images import Images
@@ -52,6 +58,7 @@ from .cache_feed import CacheFeed
 from .embedding_ops import EmbeddingOps
 from .gen_ops import GenOps
 from .grammars import Grammars
+from .handoff import Handoff
 from .image_ops import ImageOps
 from .interpreter import Interpreter
 from .mask_thread import MaskThread
@@ -89,7 +96,7 @@ class EngineCore:
         """``accelerator`` replaces the config's device, ``gang`` the processes of a split model; ``progress`` is called
         while the engine loads.
         """
-        from .loading import BLOCK_LEN, load_parts, model_digest
+        from .loading import BLOCK_LEN, handoff_format, load_parts, model_digest
 
         parts = load_parts(config, accelerator=accelerator, progress=progress, gang=gang)
         self.config = config
@@ -156,6 +163,16 @@ class EngineCore:
             adapters=self.adapters,
             clock=clock,
         )
+        lent = KVBlocks(self.kv, block_len=BLOCK_LEN)
+        format_of = cache(lambda adapter: handoff_format(self.model_path, self.model, lent, config, adapter=adapter))
+        self.handoff = Handoff(
+            self.programs,
+            lent,
+            format_of=lambda adapter: format_of(self.adapters.digest_of(adapter)),
+            clock=clock,
+            vocab_size=self.vocab_size,
+            refusal=_no_handoff(config),
+        )
         self.generations = GenOps(
             self.programs,
             compile_grammar=self.grammars.compile,
@@ -207,10 +224,11 @@ class EngineCore:
 
     @property
     def _coming(self) -> list[Future[Any]]:
-        """What sequences wait for on threads: grammars, masks, tokens of long texts, and images."""
+        """What comes from threads: grammars, masks, tokens of long texts, images, and KV of other engines."""
         masks: list[Future[Any]] = [deferred.future for deferred in self.loop.deferred]
         images = [] if self.image_ops is None else self.image_ops.futures
-        return [*self.generations.compiling.values(), *masks, *self.programs.beside.futures, *images]
+        texts = self.programs.beside.futures
+        return [*self.generations.compiling.values(), *masks, *texts, *images, *self.handoff.coming]
 
     def welcome(self) -> Welcome:
         return Welcome(
@@ -225,6 +243,7 @@ class EngineCore:
             capabilities=(
                 "text",
                 *(() if self.images is None else ("image",)),
+                *(() if self.handoff.refusal else ("handoff",)),
                 *(f"grammar:{kind}" for kind in constrained.GRAMMAR_KINDS),
             ),
             cache_events_url=self.cache_events_url,
@@ -239,6 +258,7 @@ class EngineCore:
         self.loop.masks.begin_step()
         for client, message in inbox:
             self._receive(client, message)
+        self._outbox += self.handoff.advance()
         interpreter = self.interpreter
         self.programs.check_deadlines()
         interpreter.advance()
@@ -262,6 +282,7 @@ class EngineCore:
     def drop_client(self, client_id: bytes) -> None:
         """End the programs of a client that has gone, and drop the messages to it."""
         self.programs.drop_client(client_id)
+        self.handoff.drop_client(client_id)
         self._outbox = [(client, message) for client, message in self._outbox if client != client_id]
 
     def fail_all(self, error: PhloemError) -> Outbox:
@@ -269,6 +290,7 @@ class EngineCore:
         self.loop.drop()
         for program in list(self.programs.by_key.values()):
             self.programs.end_program(program, error)
+        self._outbox += self.handoff.fail_all(error)
         outbox, self._outbox = self._outbox, []
         return outbox
 
@@ -282,6 +304,7 @@ class EngineCore:
             return
         self._is_closed = True
         self.grammars.close()
+        self.handoff.close()
         self.loop.masks.close()
         self.programs.beside.close()
         if self.image_ops is not None:
@@ -293,7 +316,7 @@ class EngineCore:
             self.tiers = None
         if self.ranks is not None:
             self.ranks.gang.close()
-        del self.model, self.kv, self.executor, self.loop
+        del self.model, self.kv, self.executor, self.loop, self.handoff
         self.images = None
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -309,6 +332,11 @@ class EngineCore:
                 self.interpreter.cancel(client, message)
             case Query():
                 self._send(client, self._answer(message))
+            case Export() | Fetch() | EndGrant() | Import():
+                self.loop.vectorised.synchronise_all()
+                answer = self.handoff.receive(client, message)
+                if answer is not None:
+                    self._send(client, answer)
             case LoadAdapter() | UnloadAdapter():
                 self._send(client, self._change_adapters(message))
             case Embed(id=number):
@@ -403,4 +431,12 @@ class EngineCore:
         }
 
     def metrics(self) -> dict[str, Any]:
-        return metrics(self.loop)
+        handoff = {"lent": self.handoff.num_lent, "copied": self.handoff.num_copied}
+        return metrics(self.loop) | {"handoff_blocks": handoff}
+
+
+def _no_handoff(config: EngineConfig) -> str:
+    """Why an engine of ``config`` cannot hand over KV; "" where it can."""
+    if config.tensor_parallel > 1:
+        return "its KV lies on several ranks"
+    return "" if config.prefix_cache and config.cached_prompts == "all" else "it keeps no cached prefixes"

@@ -16,6 +16,7 @@ from ... import kernels
 from ...protocol.errors import InvalidParams, Unsupported
 from ...radix_cache import BlockStore, FolderStore, HostTier, StoreTier, Tiers
 from ...radix_cache.object_store import open_object_store
+from ...radix_cache.sealed import digest
 from ..config import EngineConfig, Progress, choose_cpu_isa
 from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
@@ -285,6 +286,14 @@ def open_store(config: EngineConfig) -> BlockStore:
     except ValueError as error:
         text = str(error)
     raise InvalidParams(f"shared_cache={config.shared_cache!r}: {text}", where="shared_cache")
+
+
+def handoff_format(path: Path, model: Model, blocks: KVBlocks, config: EngineConfig, *, adapter: str) -> bytes:
+    """A digest of what KV must have in common with this engine's, for another engine to use it. ``adapter``: that of
+    its program's adapter, or "".
+    """
+    text = f"{kv_format(path, model, blocks, precision=config.precision)} from {config.weights} adapter {adapter}"
+    return digest(text.encode())
 
 
 def kv_format(path: Path, model: Model, blocks: KVBlocks, *, precision: str) -> str:

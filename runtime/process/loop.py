@@ -21,13 +21,10 @@ from ...protocol.messages import (
     Answer,
     ClientMessage,
     Closed,
-    Embed,
-    LoadAdapter,
-    Query,
+    Question,
     Rejected,
     RuntimeMessage,
     Submit,
-    UnloadAdapter,
     Welcome,
 )
 from ..config import EngineConfig, Progress, choose_cpu_isa
@@ -137,14 +134,10 @@ def _end_all(engine: EngineLike, inbox: Inbox, error: PhloemError) -> Outbox:
     told = {(client, message.program) for client, message in outbox if isinstance(message, Closed | Rejected)}
     answered = {(client, message.id) for client, message in outbox if isinstance(message, Answer)}
     for client, question in inbox:
-        match question:
-            case Submit(program=program) if (client, program) not in told:
-                outbox.append((client, Rejected(program, [error.info()])))
-            case Query(id=number) | Embed(id=number) | LoadAdapter(id=number) | UnloadAdapter(id=number) if (
-                client,
-                number,
-            ) not in answered:
-                outbox.append((client, Answer(number, error=error.info())))
+        if isinstance(question, Submit) and (client, question.program) not in told:
+            outbox.append((client, Rejected(question.program, [error.info()])))
+        elif isinstance(question, Question) and (client, question.id) not in answered:
+            outbox.append((client, Answer(question.id, error=error.info())))
     return outbox
 
 

@@ -184,6 +184,14 @@ class Scheduler:
         """Give what ``seq`` has computed to the cache, so that others find it."""
         commit(seq)
 
+    def commit_computed(self, seq: Sequence) -> None:
+        """As ``commit``, between two steps of a sequence that goes on running with the slots that it has.
+
+        A vectorised one must be synchronised. What a step in flight computes of tokens not known yet is left out.
+        """
+        if seq.lease is not None:
+            seq.lease.commit_new(seq.tokens.ids[: min(seq.num_computed, len(seq.tokens))])
+
     def truncate(self, seq: Sequence, length: int) -> None:
         """Remove the tokens from ``length`` on, and their KV."""
         seq.tokens.truncate(length)
@@ -292,6 +300,12 @@ class Scheduler:
 
     # -- drafts -------------------------------------------------------------------------------------------------------
 
+    @property
+    def spare_room(self) -> int:
+        """Slots that are free or evictable, beyond those that the running sequences are expected to need soon."""
+        reserve = (self.config.decode_reserve + self.config.slot_chunk) * len(self.running)
+        return max(0, self._room - reserve)
+
     def room_for_draft(self, seq: Sequence, length: int) -> int:
         """How many of ``length`` draft tokens can have slots without taking any that running sequences will need."""
         lease = seq.lease
@@ -300,8 +314,7 @@ class Scheduler:
         spare = lease.num_slots - len(seq.tokens)
         if spare >= length:
             return length
-        reserve = (self.config.decode_reserve + self.config.slot_chunk) * len(self.running)
-        return min(length, max(spare, 0) + max(0, self._room - reserve))
+        return min(length, max(spare, 0) + self.spare_room)
 
     def add_drafts(self, plan: StepPlan, sequences: Mapping[int, Sequence], drafts: Mapping[int, Draft]) -> StepPlan:
         """``plan`` with ``drafts`` (by sequence id) on its rows, cut to the tokens of a step and to the free slots.

@@ -67,10 +67,10 @@ class RawEngine:
         self.heartbeat_s = heartbeat_s
         self.client = b""
 
-    def hear(self, kind: type, *, within_s: float = WAIT_S) -> Any:
+    def hear(self, kind: Any, *, within_s: float = WAIT_S) -> Any:
         end_s = time.monotonic() + within_s
         while True:
-            assert self.socket.poll(max(1, int(1000 * (end_s - time.monotonic())))), f"no {kind.__name__} came"
+            assert self.socket.poll(max(1, int(1000 * (end_s - time.monotonic())))), f"no {kind} came"
             self.client, frame = self.socket.recv_multipart()
             message = decode_client(frame)
             if isinstance(message, kind):

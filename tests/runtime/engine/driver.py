@@ -59,6 +59,7 @@ class Driver:
         engine.loop.masks.budget_s = mask_budget_s
         self.check = check
         self.outcomes: dict[str, Outcome] = {}
+        self.answers: list[m.Answer] = []
         self._inbox: list[tuple[bytes, m.ClientMessage]] = []
         self._num_programs = 0
 
@@ -74,12 +75,18 @@ class Driver:
 
     def step(self) -> None:
         inbox, self._inbox = self._inbox, []
-        for client, message in self.engine.step(inbox):
+        for client, message in self.exchange(inbox):
             assert client == CLIENT
-            if hasattr(message, "program"):
+            if isinstance(message, m.Answer):
+                self.answers.append(message)
+            elif hasattr(message, "program"):
                 self.outcomes[message.program].take(message)
         if self.check:
             self.engine.check()
+
+    def exchange(self, inbox: list[tuple[bytes, m.ClientMessage]]) -> list[tuple[bytes, m.RuntimeMessage]]:
+        """One step of the engine; a driver with other clients adds their messages, and takes out the answers."""
+        return self.engine.step(inbox)
 
     def run(self, ops: list[o.AnyOp] | None = None, *, limit: int = 20_000, **options: object) -> Outcome:
         """Submit ``ops`` and step until the engine has no work."""
