@@ -437,7 +437,12 @@ def _bench(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from .runtime.planning import HARDWARE, SHAPES, Goal, ModelShape, best_split, find_capacity
+    from .runtime.planning import HARDWARE, KV_BYTES, SHAPES, Goal, ModelShape, best_split, find_capacity
+
+    unread = "fp8" if args.hardware == "cpu" else "int8"
+    if args.kv_dtype == unread:
+        others = ", ".join(name for name in KV_BYTES if name != unread)
+        return _complain(f"--kv-dtype {unread} on {args.hardware}: no kernel reads it there; give one of {others}")
 
     shape = SHAPES.get(args.shape)
     if shape is None:
@@ -449,6 +454,7 @@ def _plan(args: argparse.Namespace) -> int:
             raise UnknownModel(f"{error}; shapes that need no weights: {', '.join(SHAPES)}") from None
     if args.weight_bits or args.hardware != "cpu":
         shape = replace(shape, weight_bits=args.weight_bits or 16, eight_bit_share=0.0)
+    shape = replace(shape, kv_bytes=KV_BYTES[args.kv_dtype])
     if args.hardware == "cpu":
         from .runtime.planning.measured import cpu_hardware
         from .runtime.weights.home import default_home
@@ -952,7 +958,7 @@ def _add_quantize(commands: Any) -> None:
 
 
 def _add_plan(commands: Any) -> None:
-    from .runtime.planning import HARDWARE, SHAPES
+    from .runtime.planning import HARDWARE, KV_BYTES, SHAPES
 
     plan = commands.add_parser(
         "plan",
@@ -974,6 +980,8 @@ def _add_plan(commands: Any) -> None:
         "--cached-share", type=parse_cached_share, default=0.0, metavar="SHARE", help="cached share of a prompt"
     )
     plan.add_argument("--weight-bits", type=int, choices=[4, 8, 16, 32], help="default: 4 on a CPU, 16 elsewhere")
+    kv_help = "type of keys and values (default: %(default)s)"
+    plan.add_argument("--kv-dtype", choices=list(KV_BYTES), default="bfloat16", help=kv_help)
     split = plan.add_mutually_exclusive_group()
     ranks_help = "devices that share out every layer (default: %(default)s)"
     split.add_argument("--tensor-parallel", type=parse_at_least_one, default=1, metavar="N", help=ranks_help)

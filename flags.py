@@ -19,7 +19,7 @@ ENGINE_HELP = {
     "weights": "random weights need only the model's config and tokenizer, to measure its speed",
     "device": "where to run: cpu, cuda, cuda:1",
     "precision": "auto keeps 4-bit weights 4-bit and takes the fastest form; int16: the same with finer activations",
-    "kv_dtype": "type of keys and values; auto follows the precision, fp8 halves bfloat16's size on a GPU",
+    "kv_dtype": "type of keys and values; auto follows the precision, int8 on a CPU and fp8 on a GPU are half as large",
     "max_seq_len": "longest sequence in tokens; 0: the model's own limit",
     "num_slots": "tokens whose keys and values fit in memory at once; 0: sized from memory",
     "max_running": "sequences that may run in one step",

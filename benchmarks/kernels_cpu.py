@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from phloem import kernels
 from phloem.kernels.linear import PackedLinear, Precision, dequantize
+from phloem.kernels.quantized_kv import quantize_kv
 from phloem.kernels.threads import team
 
 from . import RESULTS, print_header, save
@@ -126,12 +127,13 @@ def repeated(work: Callable[[], object], times: int) -> Callable[[], None]:
 
 def attention(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
     """Decode rows and prefill chunks over scattered slots; ``rows`` is not used."""
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float32, torch.int8):
         figures: Figures = {}
         cases = [(r, n, 1, 0) for r, n in CONTEXTS] + [(r, n, 1, shared) for r, n, shared in SHARED]
         for num_rows, kv_len, num_new, shared in cases + [(1, n, new, 0) for new, n in PREFILLS]:
             num_slots = num_rows * kv_len
-            caches = torch.randn(LAYERS, 2, num_slots, KV_HEADS, HEAD_DIM).to(dtype)
+            caches = torch.randn(LAYERS, 2, num_slots, KV_HEADS, HEAD_DIM)
+            caches = quantize_kv(caches) if dtype == torch.int8 else caches.to(dtype)
             q = torch.randn(num_rows * num_new, HEADS, HEAD_DIM).bfloat16()
             table = torch.randperm(num_slots, dtype=torch.int32).view(num_rows, kv_len)
             table[:, :shared] = table[0, :shared]

@@ -1,6 +1,6 @@
 """The quality of each precision: perplexity, agreement with float32, and the tokens at which greedy texts diverge.
 
-    python -m benchmarks.quality [--model smollm2] [--precisions auto int16 bfloat16] [--tokens 4096]
+    python -m benchmarks.quality [--model smollm2] [--precisions auto int16 bfloat16] [--tokens 4096] [--kv-dtype int8]
     python -m benchmarks.quality --greedy 20 --precisions auto int16 [--sensitivity]
 
 The text is English prose of this repository, in windows of 1,024 tokens, each with an empty context. ``--greedy``
@@ -61,7 +61,9 @@ def prose(tokenizer: Tokenizer, num_tokens: int) -> torch.Tensor:
     return torch.tensor(tokens[:num_tokens])
 
 
-def measure_quality(path: Path, precisions: Sequence[str], num_tokens: int, threads: int = 0) -> list[Quality]:
+def measure_quality(
+    path: Path, precisions: Sequence[str], num_tokens: int, threads: int = 0, kv_dtype: str = "auto"
+) -> list[Quality]:
     kernels.set_threads(threads)
     kernels.warm_up()
     tokens = prose(load_tokenizer(path), num_tokens)
@@ -69,7 +71,7 @@ def measure_quality(path: Path, precisions: Sequence[str], num_tokens: int, thre
     found = []
     for precision in precisions:
         kernels.set_threads(threads)
-        scores = score_text(reader_of(path, precision), tokens)
+        scores = score_text(reader_of(path, precision, kv_dtype), tokens)
         found.append(
             Quality(
                 precision,
@@ -84,8 +86,8 @@ def measure_quality(path: Path, precisions: Sequence[str], num_tokens: int, thre
     return found
 
 
-def reader_of(path: Path, precision: str) -> TextReader:
-    return TextReader(path, EngineConfig(model=str(path), precision=precision))
+def reader_of(path: Path, precision: str, kv_dtype: str = "auto") -> TextReader:
+    return TextReader(path, EngineConfig(model=str(path), precision=precision, kv_dtype=kv_dtype))
 
 
 class CoarseInput(PackedLinear):
@@ -143,7 +145,7 @@ def compared(path: Path, args: argparse.Namespace) -> Iterator[tuple[str, list[P
     texts = greedy_texts(reader_of(path, "float32"), tokenizer, load_chat_template(path, tokenizer), prompts)
     for precision in args.precisions:
         kernels.set_threads(args.threads)
-        yield precision, *partings(reader_of(path, precision), texts, tokenizer)
+        yield precision, *partings(reader_of(path, precision, args.kv_dtype), texts, tokenizer)
     if args.sensitivity:
         kernels.set_threads(args.threads)
         yield from sensitivity(path, texts, tokenizer)
@@ -153,6 +155,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--precisions", nargs="+", default=["auto", "int16", "bfloat16"])
+    kv_help = "keys and values of the precisions that are compared with float32"
+    parser.add_argument("--kv-dtype", default="auto", choices=["auto", "float32", "bfloat16", "int8"], help=kv_help)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--greedy", type=int, default=0, metavar="N", help="compare greedy texts of N prompts instead")
     parser.add_argument("--sensitivity", action="store_true", help="with --greedy: also 8 bits by kind of product")
@@ -181,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
                     f"margin {p.margin:.3f} {kind}"
                 )
     else:
-        for q in measure_quality(path, args.precisions, args.tokens, args.threads):
+        for q in measure_quality(path, args.precisions, args.tokens, args.threads, args.kv_dtype):
             report[q.precision] = asdict(q)
             print(
                 f"{q.precision:<10} perplexity {q.perplexity:.3f} ({q.perplexity / q.reference_perplexity - 1:+.2%}), "

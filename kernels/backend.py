@@ -43,9 +43,10 @@ class RopeWriteKv(Protocol):
 
     Pair i is (x[i], x[i + half]) with half = rotary size / 2; dimensions from the rotary size on are not rotated:
     a, b = x[i], x[i + half];  x[i], x[i + half] = a * cos - b * sin, b * cos + a * sin
-    A cache of float8_e4m3fn stores the nearest number it has, at most 448. q, k and v may be slices of one fused
-    projection: only their last two dimensions must be dense. Without v only keys are written, and ``v_cache`` may be
-    ``k_cache``: each vector is key and value.
+    A cache of float8_e4m3fn stores the nearest number it has, at most 448; one of int8 [S, Hkv, ``kv_row_len``] stores
+    ``quantize_kv`` of each vector, on CPUs alone. q, k and v may be slices of one fused projection: only their last two
+    dimensions must be dense. Without v only keys are written, and ``v_cache`` may be ``k_cache``: each vector is key
+    and value.
     """
 
     def __call__(
@@ -96,7 +97,7 @@ class PagedAttention(Protocol):
     for row r, query t at position p, head h:  slots = slot_table[row_ids[r], j] for j in (p - sliding_window, p]
     s = scale * (q[t, h] . k_cache[slots, h // group]);  s = soft_cap * tanh(s / soft_cap) if soft_cap
     out[t, h] = softmax(s) @ v_cache[slots, h // group]
-    The new tokens' K and V must already be in their slots.
+    The new tokens' K and V must already be in their slots. Caches of int8 are [S, Hkv, ``kv_row_len``], on CPUs alone.
     """
 
     def __call__(

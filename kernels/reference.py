@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .batch import LogitEdits, SampleBatch, Sampled
 from .groups import Groups
+from .quantized_kv import dequantize_kv, quantize_kv
 from .quantized_weight import Experts, QuantizedWeight, dequantize, unpacked_experts
 from .shared import SharedPrefixes, Sharing
 
@@ -51,10 +52,12 @@ def _store(cache: Tensor, slots: Tensor, x: Tensor) -> None:
     if cache.dtype == torch.float8_e4m3fn:  # bytes, since torch cannot index 8-bit floats on every device
         x = x.float().clamp(-448, 448).to(cache.dtype).view(torch.uint8)
         cache = cache.view(torch.uint8)
-    cache[slots] = x.to(cache.dtype)
+    cache[slots] = quantize_kv(x) if cache.dtype == torch.int8 else x.to(cache.dtype)
 
 
-def _at(cache: Tensor, slots: Tensor) -> Tensor:
+def _at(cache: Tensor, slots: Tensor, head_dim: int) -> Tensor:
+    if cache.dtype == torch.int8:
+        return dequantize_kv(cache[slots], head_dim)
     if cache.dtype == torch.float8_e4m3fn:
         return cache.view(torch.uint8)[slots].view(cache.dtype).float()
     return cache[slots].float()
@@ -97,8 +100,8 @@ def paged_attention(
     for r, (row_id, kv_len) in enumerate(zip(row_ids.tolist(), kv_lens.tolist(), strict=True)):
         begin, end = starts[r], starts[r + 1]
         slots = slot_table[row_id, :kv_len].long()
-        keys = _at(k_cache, slots).repeat_interleave(group, dim=1)  # [len, Hq, D]
-        values = _at(v_cache, slots).repeat_interleave(group, dim=1)
+        keys = _at(k_cache, slots, q.shape[2]).repeat_interleave(group, dim=1)  # [len, Hq, D]
+        values = _at(v_cache, slots, q.shape[2]).repeat_interleave(group, dim=1)
         scores = torch.einsum("thd,lhd->htl", q[begin:end].float(), keys) * scale
         if soft_cap:
             scores = soft_cap * torch.tanh(scores / soft_cap)

@@ -20,9 +20,10 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     must be that are loaded later; empty: anywhere, and over HTTP none. ``weights="random"``: weights of
     the model's shape, for measuring speed; only config and tokenizer are read. ``precision``: ``float32`` is the
     reference; ``auto`` is the fastest that keeps the file's own weights (4-bit tensors stay 4-bit), ``int16`` the same
-    with activations in 16 bits instead of 8, ``fp8`` rounds weights to 8-bit floats. ``kv_dtype="fp8"``: twice the
-    slots, on a GPU only. ``num_slots``: rows of the KV pool, 0: as many as fit. ``max_step_tokens``: the token budget
-    of one step; ``prefill_chunk``: the most of it that one sequence's prompt takes. ``speculative="auto"``: tokens are
+    with activations in 16 bits instead of 8, ``fp8`` rounds weights to 8-bit floats. ``kv_dtype="int8"`` on a
+    CPU and ``"fp8"`` on a GPU: nearly twice the slots in the same memory, rounded. ``num_slots``: rows of the KV pool,
+    0: as many as fit. ``max_step_tokens``: the token budget of one step; ``prefill_chunk``: the most of it that one
+    sequence's prompt takes. ``speculative="auto"``: tokens are
     drafted where that is expected to be faster, at most ``max_draft`` per sequence and step. ``draft_model``: a smaller
     model of the same vocabulary that drafts too; ``self:N`` is N of the model's own layers, ``eagle:FILE`` a head
     made by ``phloem train-drafter``. ``host_cache_bytes``: host memory for KV evicted from the pool; ``disk_cache``: a
@@ -47,7 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     weights: Literal["file", "random"] = "file"
     device: str = "cpu"
     precision: Precision = "auto"
-    kv_dtype: Literal["auto", "float32", "bfloat16", "fp8"] = "auto"
+    kv_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8"] = "auto"
     max_seq_len: int = 0
     num_slots: int = 0
     max_running: int = 64

@@ -14,6 +14,9 @@ and values are read and widened once, and all their queries make one matrix prod
 Where queries, keys and values are bfloat16, both products take bfloat16 factors, two of which are multiplied and added
 by one instruction. Scores, weights and sums are float32; a weight is rounded only as a factor of a value.
 
+Keys and values of 8 bits are unpacked a tile at a time, to bfloat16 where both products take that, else to float32. The
+result has the bits of an unpacked pool's.
+
 The running softmax is Milakov and Gimelshein's (2018), the joining of chunks Dao's Flash-Decoding (2023).
 """
 
@@ -24,6 +27,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from ..quantized_kv import kv_row_len
 from ..shared import SharedPrefixes
 from ..threads import team
 from .attention_plan import (
@@ -56,7 +60,7 @@ from .attention_tile import (
     Softmax,
     add_product,
     add_words_product,
-    find_keys,
+    find_rows,
     load_key_words,
     load_keys,
     load_queries,
@@ -69,9 +73,11 @@ from .attention_tile import (
 )
 from .bfloat import has_bfloat16_pairs
 from .entry import TASK, THREAD, counters, entry
+from .quantized_kv import QUANTIZED, unpack_vectors
 from .recording import open_recording, scratch
 from .tensors import KINDS, readable, team_size
 from .vector import (
+    FLOAT32,
     LANES,
     exp2,
     get_f32,
@@ -108,15 +114,22 @@ def paged_attention(
     num_tokens, num_heads, head_dim = q.shape
     num_rows, num_kv_heads = row_ids.shape[0], k_cache.shape[1]
     group = num_heads // num_kv_heads
-    assert k_cache.shape == v_cache.shape and k_cache.shape[2] == head_dim, (q.shape, k_cache.shape, v_cache.shape)
+    is_quantized = k_cache.dtype == torch.int8
+    row_len = kv_row_len(head_dim, k_cache.dtype)
+    assert k_cache.shape == v_cache.shape and k_cache.shape[2] == row_len, (q.shape, k_cache.shape, v_cache.shape)
     assert num_heads == group * num_kv_heads, (num_heads, num_kv_heads)
     assert len(query_starts) == num_rows + 1 and len(kv_lens) == num_rows, (row_ids.shape, query_starts.shape)
     if q.stride(2) != 1 or (num_heads > 1 and q.stride(1) != head_dim):
         q = q.contiguous()
-    k_cache, v_cache, slot_table = readable(k_cache), readable(v_cache), slot_table.int()
+    if is_quantized:
+        k_cache, v_cache = k_cache.contiguous(), v_cache.contiguous()
+    else:
+        k_cache, v_cache = readable(k_cache), readable(v_cache)
+    slot_table = slot_table.int()
     row_ids, query_starts, kv_lens = row_ids.int(), query_starts.int(), kv_lens.int()
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype)
-    in_words = has_bfloat16_pairs() and q.dtype == k_cache.dtype == torch.bfloat16 and head_dim % (2 * LANES) == 0
+    is_in_words = q.dtype == torch.bfloat16 and (is_quantized or k_cache.dtype == torch.bfloat16)
+    in_words = has_bfloat16_pairs() and is_in_words and head_dim % (2 * LANES) == 0
 
     block = max(1, min(_VECTORS // group, num_tokens - num_rows + 1))
     max_blocks = num_rows + num_tokens // block
@@ -151,7 +164,8 @@ def paged_attention(
     if num_rows > 1:  # rows may share chunks
         vectors = max(vectors, max(1, _VECTORS // group) * group)
     parts = scratch("attention parts", num_parts * part_len, torch.float32)
-    scratch_len = -(-(vectors * (2 * padded + KEYS + 2) + 2 * KEYS * padded + 4 * KEYS) // LANES) * LANES
+    num_arrays = 3 if is_quantized else 2  # of a tile: keys, values, and either of them unpacked
+    scratch_len = -(-(vectors * (2 * padded + KEYS + 2) + num_arrays * KEYS * padded + 4 * KEYS) // LANES) * LANES
     tiles = scratch("attention tiles", threads * scratch_len, torch.float32)
     call = AttendCall(
         q.data_ptr(),
@@ -159,7 +173,8 @@ def paged_attention(
         KINDS[q.dtype],
         k_cache.data_ptr(),
         v_cache.data_ptr(),
-        KINDS[k_cache.dtype],
+        QUANTIZED if is_quantized else KINDS[k_cache.dtype],
+        row_len * k_cache.element_size(),
         slot_table.data_ptr(),
         slot_table.stride(0),
         row_ids.data_ptr(),
@@ -197,9 +212,10 @@ class AttendCall(NamedTuple):
     q: int  # [T, Hq, D]
     q_step: int
     q_kind: int  # of q and out
-    k_cache: int  # [S, Hkv, D]
-    v_cache: int  # [S, Hkv, D]
+    k_cache: int  # [S, Hkv, row_bytes]
+    v_cache: int  # [S, Hkv, row_bytes]
     kv_kind: int
+    row_bytes: int  # of a key or value: those of its D numbers, and of its scales if it is QUANTIZED
     table: int  # int32 [rows, table_step]
     table_step: int
     row_ids: int  # int32 [R]
@@ -216,7 +232,7 @@ class AttendCall(NamedTuple):
     part_len: int
     scratch: int  # float32 [threads, scratch_len]
     scratch_len: int
-    in_words: int  # 1: queries, keys and values are bfloat16, and are multiplied two at a time
+    in_words: int  # 1: queries, keys and values are bfloat16, or unpacked to it, and are multiplied two at a time
     scale: float
     soft_cap: float  # 0: none
 
@@ -244,7 +260,9 @@ class Output(NamedTuple):
 @entry
 def _attend(call: AttendCall) -> None:
     num_kv_heads, group, head_dim, max_vectors = call.num_kv_heads, call.group, call.head_dim, call.max_vectors
-    kv_kind, window, plan = call.kv_kind, call.window, call.plan
+    row_bytes, window, plan = call.row_bytes, call.window, call.plan
+    is_quantized = call.kv_kind == QUANTIZED
+    kind = FLOAT32 if is_quantized else call.kv_kind  # of what is laid out, unless that is in words
     starts, kv_lens = call.starts, call.kv_lens
     in_words, scale = call.in_words != 0, np.float32(call.scale)
     padded = (head_dim + LANES - 1) // LANES * LANES
@@ -261,6 +279,7 @@ def _attend(call: AttendCall) -> None:
     values = keys + 4 * KEYS * padded  # [64, padded]; or words [32, padded]
     scores = values + 4 * KEYS * padded  # [vectors, 64], then weights; or weights as words, half of each row used
     sums = scores + 4 * max_vectors * KEYS  # [vectors, padded], then highest [vectors], weight [vectors]
+    unpacked = sums + 4 * max_vectors * (padded + 2)  # [64, head_dim]: of QUANTIZED keys or values
     num_blocks, num_tasks = get_i64(plan, NUM_BLOCKS), get_i64(plan, NUM_TASKS)
     num_shared = get_i64(plan, NUM_SHARED)
     finished = plan + 8 * (HEADER + num_blocks * FIELDS)
@@ -307,8 +326,8 @@ def _attend(call: AttendCall) -> None:
                 first_key = max(first_key, (first_position - window + 1) // KEYS * KEYS)
             load_queries(source, begin, end, head * group, queries)
         table = call.table + 4 * get_i32(call.row_ids, row) * call.table_step
-        row_keys = Context(call.k_cache, kv_kind, table, num_kv_heads, head, head_dim)
-        row_values = Context(call.v_cache, kv_kind, table, num_kv_heads, head, head_dim)
+        row_keys = Context(call.k_cache, row_bytes, table, num_kv_heads, head)
+        row_values = Context(call.v_cache, row_bytes, table, num_kv_heads, head)
         count = min(KEYS, end_key - first_key)
         prefetch_rows(row_keys, first_key, count)
         prefetch_rows(row_values, first_key, count)
@@ -318,7 +337,9 @@ def _attend(call: AttendCall) -> None:
         for tile in range(first_key, end_key, KEYS):
             count = min(KEYS, end_key - tile)
             columns = (count + LANES - 1) // LANES
-            find_keys(row_keys, tile, count, addresses)
+            find_rows(row_keys, tile, count, addresses)
+            if is_quantized:
+                unpack_vectors(addresses, count, head_dim, in_words, unpacked)
             if in_words:
                 load_key_words(addresses, count, head_dim, keys)
                 prefetch_rows(row_values, tile, count)
@@ -328,20 +349,23 @@ def _attend(call: AttendCall) -> None:
                 else:
                     multiply_words(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words)
             else:
-                load_keys(addresses, kv_kind, count, head_dim, keys)
+                load_keys(addresses, kind, count, head_dim, keys)
                 prefetch_rows(row_values, tile, count)
                 multiply(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, head_dim)
             offset = first_position - tile
             weigh(softmax, scores, sums, vectors, padded, columns, offset)
             prefetch_rows(row_keys, tile + KEYS, min(KEYS, end_key - tile - KEYS))
+            find_rows(row_values, tile, count, addresses)
+            if is_quantized:
+                unpack_vectors(addresses, count, head_dim, in_words, unpacked)
             if in_words:
-                pairs = load_value_words(row_values, tile, count, values)
+                pairs = load_value_words(addresses, count, head_dim, values)
                 if has_word_tiles() != 0:
                     add_word_tiles(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
                 else:
                     add_words_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
             else:
-                load_values(row_values, tile, count, padded, values)
+                load_values(addresses, kind, count, head_dim, padded, values)
                 add_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
         if is_shared:
             first_vector = 0

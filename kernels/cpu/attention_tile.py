@@ -65,12 +65,11 @@ class Queries(NamedTuple):
 class Context(NamedTuple):
     """Keys or values of one KV head, in the order of one row's slots."""
 
-    cache: int  # [S, Hkv, D]
-    kind: int
+    cache: int  # [S, Hkv, row_bytes]
+    row_bytes: int  # of a vector
     table: int  # int32: the row's slots
     num_kv_heads: int
     head: int
-    head_dim: int
 
 
 class Softmax(NamedTuple):
@@ -111,13 +110,18 @@ def load_queries(source: Queries, begin: int, end: int, first_head: int, queries
             vector += padded
 
 
+@njit(forceinline=True)
+def _row(context: Context, position: int) -> int:
+    """The address of a position's vector."""
+    slot = get_i32(context.table, position)
+    return context.cache + (slot * context.num_kv_heads + context.head) * context.row_bytes
+
+
 @njit
-def find_keys(context: Context, first: int, count: int, to: int) -> None:
-    """Addresses of ``count`` keys; the last one is repeated up to a multiple of 16."""
-    size = 2 if context.kind == BFLOAT16 else 4
+def find_rows(context: Context, first: int, count: int, to: int) -> None:
+    """Addresses of ``count`` vectors; the last one is repeated up to a multiple of 16."""
     for j in range((count + LANES - 1) // LANES * LANES):
-        slot = get_i32(context.table, first + min(j, count - 1))
-        put_i64(to, j, context.cache + (slot * context.num_kv_heads + context.head) * context.head_dim * size)
+        put_i64(to, j, _row(context, first + min(j, count - 1)))
 
 
 @njit
@@ -145,45 +149,40 @@ def load_key_words(addresses: int, count: int, head_dim: int, keys: int) -> None
 
 
 @njit
-def load_values(context: Context, first: int, count: int, padded: int, values: int) -> None:
-    cache, kind, table, head_dim = context.cache, context.kind, context.table, context.head_dim
-    num_kv_heads, head = context.num_kv_heads, context.head
+def load_values(addresses: int, kind: int, count: int, head_dim: int, padded: int, values: int) -> None:
+    """``count`` rows of ``values``, each with zeros from ``head_dim`` to ``padded``."""
     whole = head_dim - head_dim % LANES
     for j in range(count):
-        at, to = (get_i32(table, first + j) * num_kv_heads + head) * head_dim, j * padded
+        row, to = get_i64(addresses, j), j * padded
         for d in range(0, whole, LANES):
-            store16_f32(values, to + d, load16(cache, at + d, kind))
+            store16_f32(values, to + d, load16(row, d, kind))
         for d in range(whole, head_dim):
-            put_f32(values, to + d, get(cache, at + d, kind))
+            put_f32(values, to + d, get(row, d, kind))
         for d in range(head_dim, padded):
             put_f32(values, to + d, np.float32(0.0))
 
 
 @njit
-def load_value_words(context: Context, first: int, count: int, values: int) -> int:
+def load_value_words(addresses: int, count: int, head_dim: int, values: int) -> int:
     """Words of two neighbouring keys' values; their number, with AMX a multiple of 16. What is missing is the last
     value again, at weight 0.
     """
-    cache, table, head_dim = context.cache, context.table, context.head_dim
-    num_kv_heads, head = context.num_kv_heads, context.head
     multiple = LANES if has_word_tiles() != 0 else 1
     pairs = (count + 2 * multiple - 1) // (2 * multiple) * multiple
     for j in range(0, 2 * pairs, 2):
-        at = cache + 2 * (get_i32(table, first + min(j, count - 1)) * num_kv_heads + head) * head_dim
-        other = cache + 2 * (get_i32(table, first + min(j + 1, count - 1)) * num_kv_heads + head) * head_dim
+        row, other = get_i64(addresses, min(j, count - 1)), get_i64(addresses, min(j + 1, count - 1))
         to = values + 2 * j * head_dim
         for d in range(0, head_dim, LANES):
-            pair_rows(at + 2 * d, other + 2 * d, to + 4 * d)
+            pair_rows(row + 2 * d, other + 2 * d, to + 4 * d)
     return pairs
 
 
 @njit
 def prefetch_rows(context: Context, first: int, count: int) -> None:
     """Fetches the rows of a tile into the processor's cache while something else is computed."""
-    row_bytes = context.head_dim * (2 if context.kind == BFLOAT16 else 4)
     for j in range(count):
-        at = context.cache + (get_i32(context.table, first + j) * context.num_kv_heads + context.head) * row_bytes
-        for offset in range(0, row_bytes, 64):
+        at = _row(context, first + j)
+        for offset in range(0, context.row_bytes, 64):
             prefetch(at + offset)
 
 

@@ -2,12 +2,16 @@
 
 from typing import NamedTuple
 
+import torch
 from numba import njit
 from torch import Tensor
 
 from .. import reference
-from .entry import TASK, counters, entry
+from ..quantized_kv import kv_row_len
+from .entry import TASK, THREAD, counters, entry
 from .norm import rms_norm
+from .quantized_kv import QUANTIZED, pack_vector
+from .recording import scratch
 from .tensors import KINDS, team_size
 from .vector import FLOAT32, LANES, get, get_i64, load16, put, store16, take_number
 
@@ -24,18 +28,25 @@ def rope_write_kv(
     v_cache: Tensor,
     out_slots: Tensor,
 ) -> None:
-    if k_cache.element_size() == 1 or not (_is_dense(q) and k_cache.is_contiguous() and v_cache.is_contiguous()):
+    is_dense = _is_dense(q) and k_cache.is_contiguous() and v_cache.is_contiguous()
+    if not is_dense or k_cache.dtype == torch.float8_e4m3fn:
         reference.rope_write_kv(q, k, v, cos_sin, positions, k_cache, v_cache, out_slots)
         return
     num_tokens, num_heads, head_dim = q.shape
-    assert k.shape == (num_tokens, *k_cache.shape[1:]), (k.shape, k_cache.shape)
+    assert k.shape == (num_tokens, k_cache.shape[1], head_dim), (k.shape, k_cache.shape)
     assert v is None or v.shape == k.shape, (k.shape, v.shape)
-    assert k_cache.shape == v_cache.shape and k_cache.shape[2] == head_dim >= cos_sin.shape[1], (q.shape, cos_sin.shape)
+    is_quantized = k_cache.dtype == torch.int8
+    row_len = kv_row_len(head_dim, k_cache.dtype)
+    assert k_cache.shape == v_cache.shape and k_cache.shape[2] == row_len, (k_cache.shape, v_cache.shape)
+    assert head_dim >= cos_sin.shape[1], (q.shape, cos_sin.shape)
     assert len(positions) == len(out_slots) == num_tokens, (len(positions), len(out_slots), num_tokens)
     k = _like(k, q)
     v = None if v is None else _like(v, q)
     cos_sin = cos_sin.float().contiguous()
     positions, out_slots = positions.long().contiguous(), out_slots.long().contiguous()
+    threads = team_size(num_tokens * (num_heads + 2 * k.shape[1]) * head_dim)
+    vector_len = -(-head_dim // LANES) * LANES
+    vectors = scratch("vectors to pack", threads * vector_len, torch.float32) if is_quantized else None
     call = RopeCall(
         q.data_ptr(),
         q.stride(0),
@@ -49,14 +60,17 @@ def rope_write_kv(
         positions.data_ptr(),
         k_cache.data_ptr(),
         v_cache.data_ptr(),
-        KINDS[k_cache.dtype],
+        QUANTIZED if is_quantized else KINDS[k_cache.dtype],
+        row_len,
         out_slots.data_ptr(),
         num_tokens,
         num_heads,
         k.shape[1],
         head_dim,
+        0 if vectors is None else vectors.data_ptr(),
+        vector_len,
     )
-    _rope_write_kv(call, threads=team_size(num_tokens * (num_heads + 2 * k.shape[1]) * head_dim))
+    _rope_write_kv(call, threads=threads)
 
 
 def norm_rope_write_kv(q: Tensor, k: Tensor, *inputs: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float) -> Tensor:
@@ -88,14 +102,17 @@ class RopeCall(NamedTuple):
     cos_sin: int  # float32 [positions, rotary]
     rotary: int  # dimensions of a head that are rotated
     positions: int  # int64 [T]
-    k_cache: int  # [S, Hkv, D]
-    v_cache: int  # [S, Hkv, D]
+    k_cache: int  # [S, Hkv, row_len]
+    v_cache: int  # [S, Hkv, row_len]
     cache_kind: int
+    row_len: int  # elements of a key or value: D, or bytes if it is QUANTIZED
     out_slots: int  # int64 [T]
     num_tokens: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    vectors: int  # float32 [threads, vector_len]: where each thread makes what becomes QUANTIZED
+    vector_len: int
 
 
 @entry
@@ -104,19 +121,28 @@ def _rope_write_kv(call: RopeCall) -> None:
     cos_sin, rotary = call.cos_sin, call.rotary
     k_cache, v_cache, cache_kind = call.k_cache, call.v_cache, call.cache_kind
     num_tokens, num_heads, num_kv_heads, head_dim = call.num_tokens, call.num_heads, call.num_kv_heads, call.head_dim
+    row_len, is_quantized = call.row_len, cache_kind == QUANTIZED
+    vector = call.vectors + 4 * call.vector_len * take_number(counters(call), THREAD)
     task = take_number(counters(call), TASK)
     while task * _TOKENS_A_TASK < num_tokens:
         for token in range(task * _TOKENS_A_TASK, min((task + 1) * _TOKENS_A_TASK, num_tokens)):
             angles = get_i64(call.positions, token) * rotary
-            slot = get_i64(call.out_slots, token) * num_kv_heads * head_dim
+            slot = get_i64(call.out_slots, token) * num_kv_heads * row_len
             for head in range(num_heads):
                 at = token * q_step + head * head_dim
                 _rotate(q, at, kind, cos_sin, angles, rotary, q, at, kind, rotary)
             for head in range(num_kv_heads):
-                at, to = head * head_dim, slot + head * head_dim
-                _rotate(k, token * k_step + at, kind, cos_sin, angles, rotary, k_cache, to, cache_kind, head_dim)
+                at, row = head * head_dim, slot + head * row_len
+                keys, values, to, to_kind = k_cache, v_cache, row, cache_kind
+                if is_quantized:
+                    keys, values, to, to_kind = vector, vector, 0, FLOAT32
+                _rotate(k, token * k_step + at, kind, cos_sin, angles, rotary, keys, to, to_kind, head_dim)
+                if is_quantized:
+                    pack_vector(vector, head_dim, k_cache + row)
                 if v != 0:
-                    _copy(v, token * v_step + at, kind, v_cache, to, cache_kind, head_dim)
+                    _copy(v, token * v_step + at, kind, values, to, to_kind, head_dim)
+                    if is_quantized:
+                        pack_vector(vector, head_dim, v_cache + row)
         task = take_number(counters(call), TASK)
 
 

@@ -100,6 +100,11 @@ def get_i64(builder: Any, address: Any, index: Any) -> Any:
 
 
 @compiled(types.int64, types.int64, types.int64)
+def get_i8(builder: Any, address: Any, index: Any) -> Any:
+    return builder.sext(builder.load(at(builder, I8, address, index)), I64)
+
+
+@compiled(types.int64, types.int64, types.int64)
 def get_i32(builder: Any, address: Any, index: Any) -> Any:
     return builder.sext(builder.load(at(builder, I32, address, index)), I64)
 
@@ -127,6 +132,11 @@ def get_bf16(builder: Any, address: Any, index: Any) -> Any:
 @compiled(types.void, types.int64, types.int64, types.int64)
 def put_i64(builder: Any, address: Any, index: Any, value: Any) -> None:
     builder.store(value, at(builder, I64, address, index))
+
+
+@compiled(types.void, types.int64, types.int64, types.int64)
+def put_i8(builder: Any, address: Any, index: Any, value: Any) -> None:
+    builder.store(builder.trunc(value, I8), at(builder, I8, address, index))
 
 
 @compiled(types.void, types.int64, types.int64, types.int64)

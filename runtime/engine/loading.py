@@ -257,6 +257,9 @@ def make_tiers(config: EngineConfig, path: Path, model: Model, kv: KVPool) -> Ti
         raise InvalidParams(f"{' and '.join(given)} keep evicted prefixes; they need cached_prompts 'all'")
     if not config.prefix_cache:
         raise InvalidParams(f"{' and '.join(given)} keep cached prefixes; they need prefix_cache")
+    if config.kv_dtype == "int8" and config.cache_format != "auto":
+        text = f"cache_format={config.cache_format!r}: with kv_dtype 'int8' blocks have 8 bits already; use auto"
+        raise InvalidParams(text, where="cache_format")
     blocks = KVBlocks(kv, block_len=BLOCK_LEN, format=config.cache_format)
     host_bytes = config.host_cache_bytes or STAGING_BYTES
     if host_bytes < blocks.size_bytes:

@@ -2,6 +2,8 @@
 
 auto:                [P, layers, block, Hkv, D] in the pool's dtype   (P: keys, then values, or one part that is both)
 int8 or fp8:         scales float32 [P, layers, block, Hkv], then bytes [P, layers, block, Hkv, D]
+
+A pool of int8 has longer vectors, which hold their scales, and is copied as it is: ``auto``.
 """
 
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ class KVBlocks:
     """
 
     def __init__(self, pool: KVPool, *, block_len: int, format: BlockFormat = "auto") -> None:
+        assert format == "auto" or pool.dtype != torch.int8, format
         self.pool = pool
         self.block_len = block_len
         self.format = format

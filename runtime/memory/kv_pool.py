@@ -6,11 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ...kernels.quantized_kv import kv_row_len
 from ..weights.model_config import ModelConfig
 
 
 class KVPool:
-    """``k[layer]`` and ``v[layer]`` are [num_slots, Hkv, D]. On the CPU, pages take memory when first written.
+    """``k[layer]`` and ``v[layer]`` are [num_slots, Hkv, ``kv_row_len``]: D numbers, and in int8 their scales.
+
+    On the CPU, pages take memory when first written.
 
     In a pool that is not ``has_values`` each vector is key and value: ``v`` is ``k``.
     """
@@ -26,7 +29,7 @@ class KVPool:
         *,
         has_values: bool = True,
     ) -> None:
-        shape = (num_layers, num_slots, num_kv_heads, head_dim)
+        shape = (num_layers, num_slots, num_kv_heads, kv_row_len(head_dim, dtype))
         self.num_slots = num_slots
         self.dtype = dtype
         self.device = torch.device(device)
@@ -60,7 +63,8 @@ class KVPool:
 
 def slot_size_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of one token's keys and values in all layers."""
-    return config.slot_vectors * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    vectors = config.slot_vectors * config.num_layers * config.num_kv_heads
+    return vectors * kv_row_len(config.head_dim, dtype) * dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -35,7 +35,12 @@ log = logging.getLogger(__name__)
 
 MAX_ROPE_TABLE = 1 << 31  # numbers in the table of cosines and sines, 8 GiB
 RopeKind = Literal["global", "local", "none"]
-_KV_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+_KV_TYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 class Split(Protocol):
@@ -75,19 +80,29 @@ def load_model(path: Path | str, config: EngineConfig, *, split: Split | None = 
             f"{file.path} was trained for {num_positions:,} positions, as it says; set max_seq_len to {most:,} or less",
             where="max_seq_len",
         )
+    refuse_kv_dtype(config, file, device)
     model = _Loader(file, precision_of(config, file, device), device).model(num_positions)
     if file.unpacked():
         log.warning("%s: %s are unpacked: no kernel multiplies their form", file.path, file.unpacked())
-    if config.kv_dtype == "fp8" and not reads_packed(device):
-        raise InvalidParams(
-            f"kv_dtype 'fp8' on {device}: only GPU kernels read 8-bit keys and values; use bfloat16 or auto",
-            where="kv_dtype",
-        )
     if config.adapters:
         model = with_adapters(model, config.adapters, cut=split.adapter if split is not None else None)
     if config.kv_dtype != "auto":
         model = replace(model, kv_dtype=_KV_TYPES[config.kv_dtype])
     return model if split is None else split.joined(model)
+
+
+def refuse_kv_dtype(config: EngineConfig, file: WeightFile, device: torch.device) -> None:
+    """Raises InvalidParams where no kernel reads the keys and values that the config asks for."""
+    is_gpu = reads_packed(device)
+    problem = None
+    if config.kv_dtype == "fp8" and not is_gpu:
+        problem = f"on {device}: only GPU kernels read 8-bit floats; use int8, bfloat16 or auto"
+    elif config.kv_dtype == "int8" and is_gpu:
+        problem = f"on {device}: only CPU kernels read it; use fp8, bfloat16 or auto"
+    elif config.kv_dtype == "int8" and file.config.latent is not None:
+        problem = f"and the latent attention of {file.path}: its vectors are not kept in 8 bits; use bfloat16 or auto"
+    if problem is not None:
+        raise InvalidParams(f"kv_dtype {config.kv_dtype!r} {problem}", where="kv_dtype")
 
 
 def precision_of(config: EngineConfig, file: WeightFile, device: torch.device) -> LinearPrecision:

@@ -2,11 +2,12 @@
 
 from .capacity import Capacity, Goal, best_split, find_capacity
 from .hardware import HARDWARE, Hardware
-from .shapes import SHAPES, ModelShape
+from .shapes import KV_BYTES, SHAPES, ModelShape
 from .step_time import StepTime, step_time
 
 __all__ = [
     "HARDWARE",
+    "KV_BYTES",
     "SHAPES",
     "Capacity",
     "Goal",

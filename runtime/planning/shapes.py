@@ -12,12 +12,14 @@ from ..weights.model_config import ModelConfig
 if TYPE_CHECKING:
     from ..weights import WeightFile
 
+KV_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125, "fp8": 1.0}  # int8 with its scales
 WEIGHT_BYTES = {4: 0.625, 8: 1.0625, 16: 2.0, 32: 4.0}  # with scales and zeros of groups of 32
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """``kv_bytes``: of one number in the KV cache. ``eight_bit_share``: share of 8-bit weights in the layers.
+    """``kv_bytes``: of one number in the KV cache, with its share of scales. ``eight_bit_share``: share of 8-bit
+    weights in the layers.
 
     Of a mixture ``inner`` is that of one expert; a token goes through ``experts_per_token`` of ``num_experts``.
     """
@@ -32,7 +34,7 @@ class ModelShape:
     vocab_size: int
     tied: bool
     weight_bits: int = 4
-    kv_bytes: int = 2
+    kv_bytes: float = KV_BYTES["bfloat16"]
     eight_bit_share: float = 0.0
     num_experts: int = 0
     experts_per_token: int = 0
@@ -142,7 +144,7 @@ class ModelShape:
     @property
     def slot_size_bytes(self) -> int:
         """Bytes of one token's keys and values."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes
+        return int(2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes)
 
 
 _ALL = (

@@ -3,11 +3,13 @@
 import math
 import re
 
+import msgspec
 import pytest
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
+from phloem.runtime.quantizing.quantize import quantize_model
 from phloem.tests.runtime.engine.driver import GREEDY, Driver, generate, prompts
 
 
@@ -33,6 +35,28 @@ def test_greedy_tokens_are_equal_alone_batched_cached_and_chunked(tiny_model_pat
         batch.run()
         assert [out.done[1].meta.candidates[0].token_ids for out in outcomes] == alone, options
         other.close()
+
+
+def test_8_bit_keys_and_values_give_equal_tokens_alone_batched_cached_chunked_and_drafted(tiny_model_path, tmp_path):
+    # With weights of 4 bits a token's keys have equal bits in every batch.
+    path = quantize_model(tiny_model_path, tmp_path / "packed", "int4-g32").path
+    config = EngineConfig(model=str(path), kv_dtype="int8", num_slots=4096)
+    texts, said = prompts(6), []
+    for options in (
+        {"speculative": "off", "max_running": 1},
+        {"prefix_cache": False, "speculative": "off"},
+        {"prefill_chunk": 7, "max_step_tokens": 24},
+        {"draft_model": "self:1"},
+    ):
+        engine = EngineCore(msgspec.structs.replace(config, **options))
+        assert engine.info()["kv_dtype"] == "int8"
+        driver = Driver(engine)
+        for _ in range(2):  # the second time from the cache
+            outcomes = [driver.submit([o.Text(op=0, seq=0, text=t), o.Gen(op=1, seq=0, params=GREEDY)]) for t in texts]
+            driver.run()
+            said.append([outcome.done[1].meta.candidates[0].token_ids for outcome in outcomes])
+        engine.close()
+    assert said == [said[0]] * len(said) and len(set(said[0])) > 1
 
 
 def test_forked_children_continue_like_copies(driver):

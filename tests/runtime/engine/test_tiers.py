@@ -9,6 +9,7 @@ from phloem.protocol.errors import InvalidParams
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
+from phloem.runtime.quantizing.quantize import quantize_model
 from phloem.tests.runtime.engine.driver import Driver
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -16,7 +17,8 @@ PROMPTS = [f"{n} " + "the sap rises and the leaves fall " * 12 for n in range(4)
 
 
 def make_engine(path, **options) -> EngineCore:
-    config = EngineConfig(model=str(path), precision="float32", num_threads=1, **({"num_slots": 4096} | options))
+    options = {"num_slots": 4096, "precision": "float32"} | options
+    config = EngineConfig(model=str(path), num_threads=1, **options)
     engine = EngineCore(config)
     if engine.tiers is not None:
         engine.tiers.clock = lambda: 0.0  # copies and reads take no time, so none is refused or late
@@ -114,6 +116,29 @@ def test_one_byte_blocks_take_a_quarter_of_float32_and_are_found_again(tiny_mode
         assert ask(engine, PROMPTS[0])[1] >= len(PROMPTS[0]) // 64 * 64
         engine.close()
     assert sizes["int8"] == sizes["fp8"] < 0.33 * sizes["auto"]
+
+
+def test_8_bit_keys_and_values_come_back_from_host_memory_and_disk_with_equal_answers(tiny_model_path, tmp_path):
+    # With weights of 4 bits a token's keys have equal bits in every batch.
+    model = quantize_model(tiny_model_path, tmp_path / "packed", "int4-g32").path
+    options = {"precision": "auto", "kv_dtype": "int8", "prefill_chunk": 64}
+    engine = make_engine(model, prefix_cache=False, **options)
+    answers = [ask(engine, prompt)[0] for prompt in PROMPTS]
+    engine.close()
+    folder = tmp_path / "kv"
+    engine = make_engine(model, num_slots=512, disk_cache=str(folder), **options)
+    for _ in range(2):
+        assert [ask(engine, prompt)[0] for prompt in PROMPTS] == answers
+    assert engine.tiers.counters.restored > 0
+    block = next(folder.rglob("*.kv")).stat().st_size
+    assert 0 <= block - 64 * engine.kv.size_bytes // engine.kv.num_slots < 1024  # as in the pool, and a header
+    engine.close()
+    engine = make_engine(model, disk_cache=str(folder), **options)
+    found = [ask(engine, prompt) for prompt in PROMPTS]
+    assert [tokens for tokens, _ in found] == answers and all(num_cached >= 256 for _, num_cached in found)
+    engine.close()
+    with pytest.raises(InvalidParams, match="cache_format='fp8': with kv_dtype 'int8' blocks have 8 bits already; use"):
+        make_engine(model, disk_cache=str(folder), cache_format="fp8", **options)
 
 
 def test_two_engines_on_one_host_share_what_each_has_computed(tiny_model_path, tmp_path, cold):

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,18 @@ def test_logits_from_a_tape_equal_those_of_single_calls(model: Model, num_thread
         both.step({1: 1})
         both.step({2: 1 + i % 3, 0: 2})
     assert both.num_replayed == 36
+
+
+def test_8_bit_keys_and_values_are_written_and_read_from_a_tape(model: Model, num_threads: int) -> None:
+    both = TwoWays(replace(model, kv_dtype=torch.int8), num_rows=4)
+    both.step({0: 5, 1: 505, 2: 520}, num_logits=0)
+    for i in range(4):
+        both.step({0: 1, 1: 1, 2: 1})
+        both.step({2: 1 + i % 3, 0: 2})
+    both.step({3: 61})
+    assert both.num_replayed == 9
+    for one, other in zip(*(pool.k for pool in both.pools), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_sequence_s_first_tokens_can_run_from_a_tape(model: Model) -> None:

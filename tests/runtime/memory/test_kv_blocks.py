@@ -10,7 +10,7 @@ def pool_of(dtype: torch.dtype) -> KVPool:
     pool = KVPool(3, 40, 2, 16, dtype)
     rng = torch.Generator().manual_seed(0)
     for layer in (*pool.k, *pool.v):
-        layer.copy_(torch.randn(layer.shape, generator=rng))
+        layer.copy_(torch.randn(layer.shape, generator=rng) * (100 if dtype == torch.int8 else 1))
     return pool
 
 
@@ -18,7 +18,7 @@ SLOTS = np.array([[3, 1, 4, 15], [9, 2, 6, 5]], np.int32)
 TARGETS = np.array([[20, 21, 22, 23], [31, 30, 29, 28]], np.int32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 def test_auto_restores_every_bit(dtype):
     pool = pool_of(dtype)
     blocks = KVBlocks(pool, block_len=4)

@@ -32,6 +32,12 @@ def test_each_layer_has_its_own_zeroed_rows(dtype: torch.dtype) -> None:
     assert [float(tensor.sum()) for tensor in tensors] == [(i + 1) * 7 * 32.0 for i in range(6)]
 
 
+def test_8_bit_vectors_lie_with_their_scales() -> None:
+    pool = KVPool.for_model(CONFIG, num_slots=7, dtype=torch.int8)
+    assert [(tensor.shape, tensor.dtype) for tensor in (*pool.k, *pool.v)] == [((7, 2, 16 + 2), torch.int8)] * 6
+    assert pool.size_bytes == 7 * slot_size_bytes(CONFIG, torch.int8) == 7 * 2 * 3 * 2 * 18
+
+
 def test_a_new_pool_is_finite() -> None:
     pool = KVPool(2, 1000, 2, 16, torch.bfloat16)
     assert all(not tensor.any() for tensor in (*pool.k, *pool.v))

@@ -1,6 +1,7 @@
 """A model that cannot be loaded says which file, which tensor or field, and what to do."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from phloem.cpu_isa import isa
+from phloem.kernels.backend import REFERENCE, using
 from phloem.protocol.errors import InvalidParams, UnknownModel, Unsupported
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.layers.embedding import TiedEmbedding
 from phloem.runtime.models import load_model
 from phloem.runtime.weights import open_weights
+from phloem.tests.runtime.models.families import FAMILIES, make_family
 from phloem.tests.runtime.models.stepping import Stepper
 from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model
 from safetensors.torch import load_file, save_file
@@ -95,9 +98,18 @@ def test_types_follow_precision_and_kv_dtype(folder: Path) -> None:
     assert load_model(folder, config(precision="bfloat16", kv_dtype="float32")).kv_dtype == torch.float32
 
 
-def test_8_bit_keys_and_values_need_kernels_that_read_them(folder: Path) -> None:
-    with pytest.raises(InvalidParams, match="kv_dtype 'fp8' on cpu: only GPU kernels .* use bfloat16 or auto"):
+def test_8_bit_keys_and_values_need_kernels_that_read_them(folder: Path, tmp_path: Path) -> None:
+    assert load_model(folder, config(kv_dtype="int8")).kv_dtype == torch.int8
+    with pytest.raises(InvalidParams, match="kv_dtype 'fp8' on cpu: only GPU kernels .* use int8, bfloat16 or auto"):
         load_model(folder, config(kv_dtype="fp8"))
+    with (
+        using(replace(REFERENCE, reads_packed=True)),
+        pytest.raises(InvalidParams, match="kv_dtype 'int8' on cpu: only CPU kernels .* use fp8, bfloat16 or auto"),
+    ):
+        load_model(folder, config(kv_dtype="int8"))
+    latent = make_family(tmp_path / "latent", FAMILIES["deepseek_v3"])
+    with pytest.raises(InvalidParams, match="kv_dtype 'int8' and the latent attention of .*latent: .* use bfloat16"):
+        load_model(latent, config(kv_dtype="int8"))
 
 
 def test_weights_of_8_bits_stay_near_the_file_s(folder: Path) -> None:

@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 from phloem.cli import main
 from phloem.protocol.errors import InvalidParams
-from phloem.runtime.planning import HARDWARE, SHAPES, Goal, Hardware, ModelShape, best_split, find_capacity, step_time
+from phloem.runtime.planning import (
+    HARDWARE,
+    KV_BYTES,
+    SHAPES,
+    Goal,
+    Hardware,
+    ModelShape,
+    best_split,
+    find_capacity,
+    step_time,
+)
 from phloem.runtime.planning.hardware import interpolate
 
 LLAMA = replace(SHAPES["llama-3.1-8b"], weight_bits=16)
@@ -119,6 +129,16 @@ def test_plan_prints_what_one_replica_carries(capsys: pytest.CaptureFixture[str]
     assert "shapes that need no weights: smollm2, " in capsys.readouterr().err
     assert main(["plan", "llama-3.3-70b", "--hardware", "l4"]) == 2
     assert "not even one sequence: memory" in capsys.readouterr().out
+
+
+def test_8_bit_keys_and_values_leave_room_for_more_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    halves, eighths = find_capacity(LLAMA, H200, Goal(1000, 200)), replace(LLAMA, kv_bytes=KV_BYTES["fp8"])
+    assert find_capacity(eighths, H200, Goal(1000, 200)).slots == pytest.approx(2 * halves.slots, rel=1e-4)
+    assert replace(LLAMA, kv_bytes=KV_BYTES["int8"]).slot_size_bytes == 2 * 32 * 8 * (128 + 2 * 8)
+    assert main(["plan", "llama-3.1-8b", "--hardware", "h200", "--kv-dtype", "fp8"]) == 0
+    assert "keys and values 65.5 kB a token" in capsys.readouterr().out
+    assert main(["plan", "llama-3.1-8b", "--hardware", "h200", "--kv-dtype", "int8"]) == 2
+    assert "--kv-dtype int8 on h200: no kernel reads it there; give one of float32, " in capsys.readouterr().err
 
 
 def test_a_shape_is_read_from_a_model(tmp_path: Path) -> None:
