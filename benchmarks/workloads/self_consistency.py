@@ -4,14 +4,13 @@ Wang et al., 2023.
 """
 
 import asyncio
-import random
 from collections import Counter
 from typing import Any
 
 from phloem import assistant, function, gen, system, user
 
 from . import workload as w
-from .texts import word_problem
+from .texts import solved_problems
 
 N, REASON_TOKENS = 8, 48
 FINISH = "So the result, as a number:"
@@ -41,11 +40,7 @@ async def plain(client: w.Client, rules: str, problem: str) -> str:
 
 
 def make(seed: int, n: int) -> list[w.Case]:
-    rng = random.Random(seed)
-    examples = "\n\n".join(" ".join(word_problem(rng)) for _ in range(8))
-    rules = f"You solve problems and explain how. Solved problems:\n\n{examples}"
-    made = [word_problem(rng) for _ in range(n)]
-    return [w.Case({"rules": rules, "problem": problem}, result) for problem, result in made]
+    return solved_problems(seed, n, shots=8, task="You solve problems and explain how.")
 
 
 WORKLOAD = w.Workload(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..prose import DOCUMENT
+from .workload import Case
 
 STARTS = ("Al", "Bren", "Cor", "Dal", "Esk", "Fen", "Gar", "Hol", "Ing", "Jor", "Kel", "Lor", "Mar", "Nor", "Os", "Pel")
 MIDDLES = ("a", "e", "i", "o", "en", "in", "ar", "el")
@@ -113,3 +114,12 @@ def word_problem(rng: random.Random) -> tuple[str, str]:
         "How many apples are left?"
     )
     return text, str(crates * size - sold)
+
+
+def solved_problems(seed: int, n: int, *, shots: int, task: str) -> list[Case]:
+    """Cases with the inputs ``rules``, which are ``task`` and ``shots`` solved problems, and ``problem``."""
+    rng = random.Random(seed)
+    examples = "\n\n".join(" ".join(word_problem(rng)) for _ in range(shots))
+    rules = f"{task} Solved problems:\n\n{examples}"
+    made = [word_problem(rng) for _ in range(n)]
+    return [Case({"rules": rules, "problem": problem}, result) for problem, result in made]

@@ -4,13 +4,12 @@ Yao et al., 2023, on word problems with known results, as in section 6 of the SG
 """
 
 import asyncio
-import random
 from typing import Any
 
 from phloem import assistant, function, gen, system, user
 
 from . import workload as w
-from .texts import word_problem
+from .texts import solved_problems
 
 DEPTH, WIDTH, STEP_TOKENS, ANSWER_TOKENS = 2, 3, 40, 24
 PROPOSE = "Propose the next step of the solution, in one sentence."
@@ -52,11 +51,7 @@ async def plain(client: w.Client, rules: str, problem: str) -> str:
 
 
 def make(seed: int, n: int) -> list[w.Case]:
-    rng = random.Random(seed)
-    examples = "\n\n".join(" ".join(word_problem(rng)) for _ in range(5))
-    rules = f"You solve problems step by step and check each step. Solved problems:\n\n{examples}"
-    made = [word_problem(rng) for _ in range(n)]
-    return [w.Case({"rules": rules, "problem": problem}, result) for problem, result in made]
+    return solved_problems(seed, n, shots=5, task="You solve problems step by step and check each step.")
 
 
 WORKLOAD = w.Workload(
