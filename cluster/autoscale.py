@@ -6,7 +6,10 @@ Work is counted in seconds of one replica. With r(t) the work that arrives a sec
     queue      (work that waits + r's work in [0, S) - what the replicas do in [0, S)) / goal, at least 0
     wanted     ceil(arrivals + queue)                        up at once, down after ``calm_s``
 
-r(t) is a line through the arrivals of the last ``window_s``; it is level where its slope may be chance.
+r(t) is a line through the arrivals of the last ``window_s``; it is level where its slope may be chance. Where the
+arrivals have stepped, the window begins at the step:
+
+    arrivals   ....:..:.:...|''''''  the bins after the bar differ by more than MIN_STEP standard errors
 """
 
 from __future__ import annotations
@@ -23,10 +26,13 @@ from ..protocol.errors import InvalidParams
 from ..runtime.scheduler.lengths import MAX_KINDS
 from .loads import Rates
 
-NUM_BINS = 12  # of the window
-MIN_SLOPES = 3.0  # standard errors that a slope must differ from 0 by
+NUM_BINS = 36  # of the window
+MIN_BINS = 3  # that make a level; an average over fewer would follow single programs
+MIN_OLD_BINS = 6  # before a step
+MIN_STEP = 6.0  # standard errors by which the arrivals after a step differ from those before
+MIN_SLOPE = 4.0  # standard errors that a slope must differ from 0 by
 MAX_GROWTH = 2.0  # of the arrivals during a start, over the highest bin
-KEEP = 0.98  # weight of the past at each ended program, in the mean work of its kind
+KEEP = 0.995  # weight of the past at each ended program, in the mean work of its kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,23 +144,47 @@ class Autoscaler:
         if self._first_bin is None:
             return 0.0, 0.0
         first = max(index - NUM_BINS, self._first_bin)
+        by_bin = dict(self._bins)
         if index == first:  # the first bin is not over
-            return self.work_of(self._bins[-1][1]) / self._bin_s, 0.0
-        by_bin = {at: self.work_of(kinds) for at, kinds in self._bins}
-        rates = np.array([by_bin.get(at, 0.0) for at in range(first, index)]) / self._bin_s
-        level = float(rates.mean())
-        if len(rates) < 4:
+            return self.work_of(by_bin.get(index, {})) / self._bin_s / MIN_BINS, 0.0
+        kinds = [by_bin.get(at, Counter()) for at in range(first, index)]
+        begin = last_step(np.array([one.total() for one in kinds], dtype=float))
+        self._first_bin = first = first + begin  # what was before a step is never looked at again
+        rates = np.array([self.work_of(one) for one in kinds[begin:]]) / self._bin_s
+        level = float(rates.sum()) / max(len(rates), MIN_BINS)
+        if len(rates) <= 2 * MIN_BINS:
             return level, 0.0
         times = (np.arange(first, index) + 0.5) * self._bin_s - now_s  # the line's value at 0 is the present
         spread = times - times.mean()
         slope = float(spread @ rates / (spread @ spread))
         rest = rates - level - slope * spread
         error = math.sqrt(float(rest @ rest) / (len(rates) - 2) / float(spread @ spread))
-        if abs(slope) <= MIN_SLOPES * error:
+        if abs(slope) <= MIN_SLOPE * error:
             return level, 0.0
         most = MAX_GROWTH * float(rates.max())
         rate = min(max(level - slope * float(times.mean()), 0.0), most)
         return rate, min(slope, (most - rate) / max(self.settings.start_s, 1e-9))
+
+
+def last_step(counts: np.ndarray) -> int:
+    """Where the arrivals of the window's bins, oldest first, have stepped to another level: the first bin after the
+    step; 0 where they have not.
+
+    The bins after the step are compared without the highest of them, so that programs that come all at once are none.
+    """
+    ats = np.arange(MIN_OLD_BINS, len(counts) - MIN_BINS + 1)  # [A], the bins before and after: at, n - at
+    total = float(counts.sum())
+    if not len(ats) or not total:
+        return 0
+    sums, squares = np.cumsum(counts), np.cumsum(counts**2)
+    highest = np.maximum.accumulate(counts[::-1])[::-1][ats]  # [A]
+    before, num_after = sums[ats - 1] / ats, len(counts) - ats - 1
+    after = (total - sums[ats - 1] - highest) / num_after
+    # of a bin; that of a Poisson process at least
+    variance = np.maximum(squares[ats - 1] / ats - before**2, total / len(counts))
+    errors = np.abs(after - before) / np.sqrt(variance * (1 / ats + 1 / num_after))
+    best = int(errors.argmax())
+    return int(ats[best]) if errors[best] > MIN_STEP else 0
 
 
 @dataclass(frozen=True, slots=True)

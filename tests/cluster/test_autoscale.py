@@ -5,8 +5,17 @@ import random
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
-from phloem.cluster.autoscale import Autoscaler, ReplicaWork, ScalingSettings, ScalingSteps, steps_to, work_s
+from phloem.cluster.autoscale import (
+    Autoscaler,
+    ReplicaWork,
+    ScalingSettings,
+    ScalingSteps,
+    last_step,
+    steps_to,
+    work_s,
+)
 from phloem.cluster.loads import Rates
 from phloem.protocol.errors import InvalidParams
 
@@ -73,12 +82,31 @@ def test_random_arrivals_of_a_steady_rate_do_not_make_it_swing(seed):
 
 
 def test_after_a_step_the_queue_is_gone_within_the_goal_of_the_start():
-    found = Fluid(lambda now_s: 2.0 if now_s < 600 else 6.0).run(2400)
-    grown = next(i for i, wanted in enumerate(found.wanted) if i * LOOK_S >= 600 and wanted >= 9) * LOOK_S
-    assert grown <= 600 + 45
-    late = [i * LOOK_S for i, wait_s in enumerate(found.waits_s) if i * LOOK_S > 600 and wait_s > 0]
+    found = Fluid(lambda now_s: 2.0 if now_s < 1200 else 6.0).run(3000)
+    grown = next(i for i, wanted in enumerate(found.wanted) if i * LOOK_S >= 1200 and wanted >= 9) * LOOK_S
+    assert grown <= 1200 + 20
+    late = [i * LOOK_S for i, wait_s in enumerate(found.waits_s) if i * LOOK_S > 1200 and wait_s > 0]
     assert late and max(late) <= grown + START_S + SETTINGS.goal_s
     assert found.wanted[-1] == 10 and found.turns() <= 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_a_random_step_the_number_does_not_swing(seed):
+    found = Fluid(lambda now_s: 2.0 if now_s < 1200 else 6.0, seed=seed).run(7200)
+    later = found.wanted[int(1260 / LOOK_S) :]
+    changes = [b - a for a, b in pairwise(later) if a != b]
+    assert sum((a > 0) != (b > 0) for a, b in pairwise(changes)) <= 1, changes
+    assert 9 <= later[-1] <= 11
+
+
+def test_programs_that_come_all_at_once_are_no_step():
+    steady = [5.0, 4.0, 6.0, 5.0, 3.0, 7.0, 5.0, 5.0, 4.0, 6.0]
+    assert last_step(np.array([*steady, 5.0, 90.0, 5.0])) == 0
+    assert last_step(np.array([*steady, 5.0, 4.0, 90.0])) == 0
+    assert last_step(np.array([*steady, 5.0, 24.0, 26.0, 25.0])) == 11
+    assert last_step(np.array([25.0, 24.0, *steady, *steady])) == 0  # too few before
+    assert last_step(np.array([*(5 * x for x in steady), *steady])) == 10  # down
+    assert last_step(np.zeros(12)) == last_step(np.zeros(0)) == 0
 
 
 def test_on_a_ramp_replicas_are_there_before_they_are_needed():
