@@ -31,7 +31,7 @@ from .protocol.messages import Delta, Done, Embedded, GenMeta, Welcome
 from .protocol.ops import Pooling
 from .protocol.program_call import OpFailed, ProgramCall, ProgramEvent, SubmitRefused
 from .protocol.sampling import SamplingParams
-from .runtime.config import EngineConfig, Progress
+from .runtime.config import SPLITS, EngineConfig, Progress
 from .runtime.encoder.config import is_encoder
 from .runtime.engine_socket import EngineSocket
 from .runtime.process import EngineProcess, serve_engine
@@ -426,9 +426,10 @@ class Engine(Connection):
 
     def __init__(self, model: str | EngineConfig | ServerArgs | None = None, **options: Any) -> None:
         self.config = make_config(model, options)
-        if self.config.tensor_parallel > 1:
-            text = f"tensor_parallel={self.config.tensor_parallel}: an engine on a thread has one process"
-            raise Unsupported(f"{text}; use phloem.Runtime", where="tensor_parallel")
+        for name in SPLITS:
+            if (count := getattr(self.config, name)) > 1:
+                text = f"{name}={count}: an engine on a thread has one process"
+                raise Unsupported(f"{text}; use phloem.Runtime", where=name)
         self._start(real_engine(self.config), cache_events_url=self.config.cache_events_url)
 
     @classmethod

@@ -51,6 +51,7 @@ ENGINE_HELP = {
     "num_threads": "CPU threads; 0: one per core",
     "cpu_isa": "instruction set of the CPU kernels, to compare; auto is the best that this machine has",
     "tensor_parallel": "processes that share out every layer of the model",
+    "pipeline_parallel": "processes, or groups of tensor-parallel processes, that each have some of the layers",
     "rank_timeout_s": "seconds after which a silent process of a split model counts as lost",
     "client_timeout_s": "seconds after which a silent client's programs are cancelled",
     "log_level": "least severe log messages written to stderr",

@@ -23,10 +23,11 @@ from phloem import benchmarks
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.models import load_model
 from phloem.runtime.parallel.group import Alone, Group, connect
+from phloem.runtime.parallel.mesh import Mesh
 from phloem.runtime.parallel.order_line import OrderLine
 from phloem.runtime.parallel.orders import encode
 from phloem.runtime.parallel.rank import weight_bytes
-from phloem.runtime.parallel.tensor import TensorSplit
+from phloem.runtime.parallel.split import RankSplit
 from phloem.runtime.scheduler import DecodePart, PlanRow, StepPlan
 from phloem.tests.runtime.models.tiny import make_tiny_model
 
@@ -119,7 +120,7 @@ def load_share(path: str, rank: int, size: int, answer: Any) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    split = TensorSplit(OfRank(rank, size)) if size > 1 else None
+    split = RankSplit(OfRank(rank, size), Mesh(tensor=size)) if size > 1 else None
     model = load_model(path, config, split=split)
     is_over.set()
     watcher.join()

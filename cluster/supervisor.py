@@ -190,7 +190,7 @@ def share(config: EngineConfig, replicas: int) -> list[EngineConfig]:
         return [msgspec.structs.replace(config, device=f"cuda:{i}") for i in range(replicas)]
     if config.num_threads or not config.device.startswith("cpu"):
         return [config] * replicas
-    num_threads = max(1, processor.num_cores() // (replicas * max(1, config.tensor_parallel)))
+    num_threads = max(1, processor.num_cores() // (replicas * max(1, config.num_ranks)))
     return [msgspec.structs.replace(config, num_threads=num_threads)] * replicas
 
 

@@ -10,6 +10,7 @@ from ..cpu_isa import CpuIsa, Isa, IsaError, choose
 from ..protocol.errors import InvalidParams
 
 Progress = Callable[[str, int, int], None]  # the activity, the parts done, the parts in total
+SPLITS = ("tensor_parallel", "pipeline_parallel")  # numbers of ranks, whose product run one model
 Precision = Literal["auto", "float32", "bfloat16", "int4", "int16", "fp8"]
 
 
@@ -39,7 +40,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     leave. ``grammar_engine``: the compiler of grammars; the other two are extras and support fewer grammars.
     ``cpu_isa``: the instruction set of the CPU kernels, ``auto`` the best one; another is for comparisons.
     ``tensor_parallel``: processes that share out every layer of the model (``docs/parallel.md``); one that takes no
-    part in a step for ``rank_timeout_s`` is lost, and all of them end. ``num_threads`` is that of each process.
+    part in a step for ``rank_timeout_s`` is lost, and all of them end. ``pipeline_parallel``: processes, or groups of
+    ``tensor_parallel`` processes, that each have some of the layers. ``num_threads`` is that of each process.
     """
 
     model: str
@@ -80,9 +82,15 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     num_threads: int = 0
     cpu_isa: CpuIsa = "auto"
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
     rank_timeout_s: float = 30.0
     client_timeout_s: float = 30.0
     log_level: str = "warning"
+
+    @property
+    def num_ranks(self) -> int:
+        """The processes that run the model together."""
+        return self.tensor_parallel * self.pipeline_parallel
 
 
 def choose_cpu_isa(config: EngineConfig) -> Isa:

@@ -18,10 +18,11 @@ _RENAMED = {
     "chunked_prefill_size": "prefill_chunk",
     "random_seed": "seed",
     "tp_size": "tensor_parallel",
+    "pp_size": "pipeline_parallel",
     "log_level": "log_level",
 }
 _PRECISIONS = {"auto": "auto", "float32": "float32", "float": "float32", "bfloat16": "bfloat16"}
-_ONE_ALONE = ("dp_size", "pp_size", "ep_size", "nnodes")
+_ONE_ALONE = ("dp_size", "ep_size", "nnodes")
 
 
 class ServerArgs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -40,6 +41,7 @@ class ServerArgs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     disable_radix_cache: bool = False
     random_seed: int | None = None
     tp_size: int | None = None
+    pp_size: int | None = None
     log_level: str | None = None
 
     def engine_options(self) -> dict[str, Any]:

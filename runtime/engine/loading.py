@@ -24,8 +24,9 @@ from ..memory import KVBlocks, KVPool, return_freed_memory
 from ..models import Model, load_model
 from ..parallel.gang import Gang, LocalGang, refuse_combinations
 from ..parallel.leader import Leader
+from ..parallel.mesh import Mesh
 from ..parallel.rank import Shape, WeightBytes, threads_of, weight_bytes
-from ..parallel.tensor import TensorSplit
+from ..parallel.split import RankSplit
 from ..scheduler import SchedulerConfig
 from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
 from ..tokenizer import ModelTemplate, Tokenizer, load_chat_template, load_tokenizer
@@ -83,9 +84,10 @@ def load_parts(
     Raises UnknownModel, InvalidParams and the errors of a broken file, each naming what is wrong."""
     check_cached_prompts(config)
     refuse_combinations(config)
-    if config.tensor_parallel > 1 and has_vision(resolve_model(config.model)):
-        raise Unsupported("tensor_parallel: vision models are not split; set it to 1", where="tensor_parallel")
-    if gang is None and config.tensor_parallel > 1:
+    mesh = Mesh.of(config)
+    if mesh.size > 1 and has_vision(resolve_model(config.model)):
+        raise Unsupported(f"{mesh}: vision models are not split; set it to 1", where=mesh.where)
+    if gang is None and mesh.size > 1:
         gang = LocalGang(config)
     with ExitStack() as undo:
         if gang is not None:
@@ -107,7 +109,7 @@ def _load_parts(
         header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
     tokenizer = load_tokenizer(path)
     template = load_chat_template(path, tokenizer)
-    split = None if gang is None else TensorSplit(gang.group)
+    split = None if gang is None else RankSplit(gang.group, Mesh.of(config))
     if has_vision(path):
         refuse_with_vision(config)
     model = load_model(path, config, split=split)
@@ -132,7 +134,13 @@ def _load_parts(
         num_slots = max(DEFAULT_SLOTS, context_len)
     shape = model.config
     spare = 0 if accelerator is None else 1  # the executor owns one slot
-    kv = KVPool.for_model(shape, num_slots=num_slots + spare, dtype=model.kv_dtype, device=model.device)
+    kv = KVPool.for_model(
+        shape,
+        num_slots=num_slots + spare,
+        dtype=model.kv_dtype,
+        device=model.device,
+        num_layers=len(model.layers),
+    )
     log.info("%s: context %d, %d KV slots", path.name, context_len, num_slots)
     log.info("precision %s: %s; keys and values %s", config.precision, model.describe(), model.kv_dtype)
     log.info("CPU kernels of %s (%s)", isa.name, isa.about)

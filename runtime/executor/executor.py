@@ -14,6 +14,7 @@ from ...protocol.sampling import SamplingParams
 from ...radix_cache import FIRST_CONTENT_ID, in_vocabulary
 from ..layers.batch import ForwardBatch, GivenInputs
 from ..scheduler import StepPlan
+from ..scheduler.plan import cut_plan
 from .accelerator import Accelerator, Readback, accelerator_of
 from .decode_graphs import DecodeGraphs
 from .device_batch import DeviceBatch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ...constrained import Matcher
     from ..memory import KVPool
     from ..models import Model
+    from ..models.decoder import Stage
 
 
 class ContentRows(Protocol):
@@ -217,11 +219,26 @@ class Executor:
             if needs_all:
                 logits.whole()  # queue the head now: the device runs it while the host works
             return logits
-        batch = ForwardBatch.from_plan(plan, self.slot_table, self.device)
-        batch = self._adapted(_with_given(batch, given), adapters)
-        features = self._replays.forward(batch) if self._replays is not None else None
-        self.features = self.model.features(batch, self.kv) if features is None else features
+        if self.model.stage is not None:
+            self.features = self._run_stage(plan, self.model.stage)
+        else:
+            batch = ForwardBatch.from_plan(plan, self.slot_table, self.device)
+            batch = self._adapted(_with_given(batch, given), adapters)
+            features = self._replays.forward(batch) if self._replays is not None else None
+            self.features = self.model.features(batch, self.kv) if features is None else features
+        if not needs_all and self._split is not None:
+            self.features = self._split.inputs(self.features)
         return self._logits(self.features)
+
+    def _run_stage(self, plan: StepPlan, stage: Stage) -> torch.Tensor:
+        """The head's input as far as this stage has it, from all of the plan's micro-steps."""
+        parts = cut_plan(plan, stage.num_micro_steps(plan.num_tokens))
+        stage.begin([part.num_tokens for part in parts])
+        made = []
+        for part in parts:
+            batch = ForwardBatch.from_plan(part, self.slot_table, self.device)
+            made.append(self.model.features(self._adapted(batch, self._adapters_of(part)), self.kv))
+        return made[0] if len(made) == 1 else torch.cat(made)
 
     @torch.inference_mode()
     def features_of(self, plan: StepPlan) -> torch.Tensor:
@@ -294,6 +311,8 @@ class Executor:
                 return listed
         order: np.ndarray | None = None
         if len(drawn) != len(step) or (drawn.logits_rows != np.arange(len(step))).any():
+            if self._split is not None:
+                step.whole()  # the ranks compute the logits of all rows or none
             logits = step.of(self._on_device(drawn.logits_rows))
         elif masks is None:
             logits = step.whole()

@@ -34,6 +34,10 @@ class SplitSteps(Protocol):
         """The ``k`` likeliest tokens of each row of the last step, and some more. Masked tokens have -inf."""
         ...
 
+    def inputs(self, features: Tensor) -> Tensor:
+        """The head's input [L, C] of the last step; ``features`` if this rank has the head."""
+        ...
+
 
 def shortlist_len(temperature: np.ndarray, top_k: np.ndarray) -> int | None:
     """How many of the likeliest tokens are enough for these draws; None where they need all logits."""

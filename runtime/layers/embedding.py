@@ -67,5 +67,16 @@ class BlockEmbedding:
         return _scaled(self._table.take_rows(token_ids).dequantize(self._dtype), self._scale)
 
 
+class NoEmbedding:
+    """In place of the table in layers that get their input from other layers, on another rank."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        raise RuntimeError("this rank has no embedding; rank 0 has it")
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("this rank has no embedding; rank 0 has it")
+
+
 def _scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
     return x if scale == 1.0 else x * scale

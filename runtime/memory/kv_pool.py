@@ -39,10 +39,17 @@ class KVPool:
 
     @classmethod
     def for_model(
-        cls, config: ModelConfig, *, num_slots: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        cls,
+        config: ModelConfig,
+        *,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        num_layers: int | None = None,
     ) -> "KVPool":
+        """``num_layers``: None for all layers of the model."""
         return cls(
-            config.num_layers,
+            config.num_layers if num_layers is None else num_layers,
             num_slots,
             config.num_kv_heads,
             config.head_dim,

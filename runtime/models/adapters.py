@@ -83,12 +83,12 @@ def _with_index(
 def _adapted(model: Model, adapters: Sequence[Adapter]) -> list[tuple[Linear, tuple[LowRank, ...]]]:
     """Every product that can be adapted, and what ``adapters`` add to it. Raises UnknownModel and Unsupported."""
     for path, added in adapters:
-        beyond = [layer for layer, _ in added if layer >= len(model.layers)]
+        last = model.first_layer + len(model.layers) - 1
+        beyond = [layer for layer, _ in added if layer > last]
         if beyond:
-            raise UnknownModel(
-                f"adapter {path} has layer {max(beyond)}, but the model's last is {len(model.layers) - 1}"
-            )
-    return [found for i, layer in enumerate(model.layers) for found in _adapted_layer(layer, i, model, adapters)]
+            raise UnknownModel(f"adapter {path} has layer {max(beyond)}, but the model's last is {last}")
+    layers = enumerate(model.layers, model.first_layer)
+    return [found for i, layer in layers for found in _adapted_layer(layer, i, model, adapters)]
 
 
 def _adapted_layer(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -50,14 +51,43 @@ class DecoderLayer:
         return x, residual
 
 
+class Stage(Protocol):
+    """The place of a model's layers in a pipeline, where other ranks have the layers before or after them.
+
+    What goes from stage to stage is the residual, float32 [T, C]: embedding and all results of layers, added up.
+    """
+
+    is_first: bool
+    is_last: bool
+
+    def num_micro_steps(self, num_tokens: int) -> int:
+        """How many parts a step of so many tokens is run in, one after another, so that stages run at once."""
+        ...
+
+    def begin(self, num_tokens: list[int]) -> None:
+        """A step of micro-steps of so many tokens begins. Each is then received, run and sent, in order."""
+        ...
+
+    def receive(self) -> torch.Tensor:
+        """The residual of the next micro-step, from the stage before."""
+        ...
+
+    def send(self, residual: torch.Tensor) -> None:
+        """Give it to the next stage. It belongs to the stage from now on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``dtype`` is of activations, ``kv_dtype`` of keys and values."""
+    """``dtype`` is of activations, ``kv_dtype`` of keys and values.
+
+    With a ``stage`` the layers are some of the whole model's, from ``first_layer`` on; ``config`` counts all of them.
+    """
 
     config: ModelConfig
     embedding: EmbeddingTable
     layers: tuple[DecoderLayer, ...]
-    norm: RMSNorm | LayerNorm
+    norm: Norm
     head: LMHead
     max_positions: int
     dtype: torch.dtype
@@ -66,6 +96,8 @@ class Model:
     positions: torch.Tensor | None = None  # [positions, C], added to the embedding
     adapters: tuple[str, ...] = ()  # names; a row refers to one by its index here
     is_split: bool = False  # one rank's share: its layers wait for other ranks, which a tape cannot
+    first_layer: int = 0
+    stage: Stage | None = None
 
     @property
     def needs_torch_threads(self) -> bool:
@@ -89,11 +121,22 @@ class Model:
 
     @torch.inference_mode()
     def features(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
-        """The head's input [L, C] for ``batch.logits_rows``."""
-        x = self.embed(batch.token_ids, batch.positions)
-        if batch.given is not None:
-            x = x.index_copy(0, batch.given.at, batch.given.rows.to(x.dtype))
-        return self.run_body(x, x.float(), batch, kv)
+        """The head's input [L, C] for ``batch.logits_rows``; [L, 0] on a stage that is not the last."""
+        stage, before = self.stage, None
+        if stage is None or stage.is_first:
+            x = self.embed(batch.token_ids, batch.positions)
+            if batch.given is not None:
+                x = x.index_copy(0, batch.given.at, batch.given.rows.to(x.dtype))
+            residual = x.float()
+        else:
+            before = residual = stage.receive()
+            x = torch.zeros_like(before, dtype=self.dtype)  # all of it is in ``before``
+        if stage is None or stage.is_last:
+            return self.run_body(x, residual, batch, kv, before=before)
+        x, added, residual = self._run(self.layers, x, before, residual, batch, kv)
+        assert added is not None, "a stage has layers"
+        stage.send(added + x)
+        return x.new_empty((batch.num_logits, 0))
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:  # [T], [T] -> [T, C]
         x = self.embedding(token_ids)
@@ -111,22 +154,38 @@ class Model:
         batch: ForwardBatch,
         kv: KVPool,
         *,
+        before: torch.Tensor | None = None,
         at_layer: Callable[[], object] = lambda: None,
     ) -> torch.Tensor:
-        """``features`` of embedded tokens x [T, C]; ``residual`` is x in float32, and neither is changed.
+        """``features`` of embedded tokens x [T, C]; ``residual`` is x in float32, and neither is changed. ``before``:
+        what layers on other ranks have added to x.
 
         It does not read ``batch.token_ids``, so a tape recorded here serves any tokens. ``at_layer`` is called before
         each layer.
         """
-        added: torch.Tensor | None = None  # to be added to x; before the first layer there is none
-        for layer in self.layers[:-1]:
+        x, added, residual = self._run(self.layers[:-1], x, before, residual, batch, kv, at_layer=at_layer)
+        at_layer()
+        return self._finish(x, added, residual, batch, kv)
+
+    @staticmethod
+    def _run(
+        layers: tuple[DecoderLayer, ...],
+        x: torch.Tensor,
+        added: torch.Tensor | None,
+        residual: torch.Tensor,
+        batch: ForwardBatch,
+        kv: KVPool,
+        *,
+        at_layer: Callable[[], object] = lambda: None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """``added`` is to be added to x; before the first layer of a model there is none."""
+        for layer in layers:
             at_layer()
             x, total = layer.attention_norm(x, added)
             residual = residual if added is None else total
             x = layer.attention(x, batch, kv, layer.cos_sin)
             x, added = layer.feed_forward(x, residual, batch.adapters)
-        at_layer()
-        return self._finish(x, added, residual, batch, kv)
+        return x, added, residual
 
     def _finish(
         self, x: torch.Tensor, added: torch.Tensor | None, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool

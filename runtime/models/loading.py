@@ -1,7 +1,7 @@
 """From a weight file to a model in memory, at an engine's precision."""
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,7 +16,7 @@ from ...kernels.quantized_weight import pack_experts
 from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..config import EngineConfig
 from ..layers.attention import Attention
-from ..layers.embedding import BlockEmbedding, FloatEmbedding, TiedEmbedding
+from ..layers.embedding import BlockEmbedding, EmbeddingTable, FloatEmbedding, NoEmbedding, TiedEmbedding
 from ..layers.latent_attention import LatentAttention, LatentQueries, query_order, vector_order
 from ..layers.linear import Linear, LinearPrecision, LMHead, as_float, stacked_linear
 from ..layers.mlp import MLP
@@ -25,6 +25,7 @@ from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import cos_sin_table, unrotated_table
 from ..quant import QuantTensor, Weight
 from ..weights.config_parts import Latent
+from ..weights.model_config import ModelConfig
 from ..weights.random_folder import RandomFolder
 from ..weights.weight_file import WeightFile, open_weights
 from .adapters import Adapter, with_adapters
@@ -43,11 +44,26 @@ _KV_TYPES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """Neighbouring layers of a model, the embedding if the first of these begins with it, and the norm and head if
+    they end with them.
+    """
+
+    layers: range
+    has_embedding: bool
+    has_head: bool
+
+
 class Split(Protocol):
     """One rank's share of a model: what it reads of the file, and how its results are joined with the others'."""
 
     def file(self, file: WeightFile) -> WeightFile:
-        """``file`` with the share's config and tensors."""
+        """``file`` with the share's tensors and its config, in which the number of layers is the whole model's."""
+        ...
+
+    def run(self, config: ModelConfig) -> LayerRun:
+        """The layers that the share has."""
         ...
 
     def adapter(self, adapter: Adapter) -> Adapter:
@@ -81,7 +97,9 @@ def load_model(path: Path | str, config: EngineConfig, *, split: Split | None = 
             where="max_seq_len",
         )
     refuse_kv_dtype(config, file, device)
-    model = _Loader(file, precision_of(config, file, device), device).model(num_positions)
+    whole = LayerRun(range(file.config.num_layers), has_embedding=True, has_head=True)
+    run = whole if split is None else split.run(file.config)
+    model = _Loader(file, precision_of(config, file, device), device, run).model(num_positions)
     if file.unpacked():
         log.warning("%s: %s are unpacked: no kernel multiplies their form", file.path, file.unpacked())
     if config.adapters:
@@ -113,8 +131,8 @@ def precision_of(config: EngineConfig, file: WeightFile, device: torch.device) -
 
 
 class _Loader:
-    def __init__(self, file: WeightFile, precision: LinearPrecision, device: torch.device) -> None:
-        self.file, self.precision, self.device = file, precision, device
+    def __init__(self, file: WeightFile, precision: LinearPrecision, device: torch.device, run: LayerRun) -> None:
+        self.file, self.precision, self.device, self.run = file, precision, device, run
         self.config = file.config
         # The type of keys and values, and of weights that are not packed.
         self.stored = torch.float32 if precision == "float32" else torch.bfloat16
@@ -125,33 +143,48 @@ class _Loader:
 
     def model(self, num_positions: int) -> Model:
         self.names.refuse_strangers(self.file.names(), source=str(self.file.path))
-        config = self.config
-        embedding = self.read(self.names.of_model("embedding"), (config.vocab_size, config.hidden_size))
-        head = embedding
-        if not config.tied_embeddings:
-            head = self.read(self.names.of_model("head"), (config.vocab_size, config.hidden_size))
+        config, run = self.config, self.run
+        embedding, logits = self.ends()
+        table_of = cache(lambda kind: self.rope_table(kind, num_positions))
+        return Model(
+            config=config,
+            embedding=embedding,
+            layers=tuple(self.layer(i, table_of(self.rope_kind(i))) for i in run.layers),
+            norm=self.norm(self.names.of_model("norm"), config.hidden_size) if run.has_head else NoNorm(),
+            head=LMHead(logits, cap=config.logits_cap),
+            max_positions=num_positions,
+            positions=self.positions() if config.learned_positions and run.has_embedding else None,
+            dtype=self.dtype,
+            kv_dtype=self.stored,
+            device=self.device,
+            first_layer=run.layers.start,
+        )
+
+    def ends(self) -> tuple[EmbeddingTable, Linear]:
+        """The embedding and the head's product, as far as these layers have them."""
+        config, run = self.config, self.run
+        shape, is_tied = (config.vocab_size, config.hidden_size), config.tied_embeddings
+        table = head = None
+        if run.has_embedding or (is_tied and run.has_head):
+            table = self.read(self.names.of_model("embedding"), shape)
+        if run.has_head:
+            head = table if is_tied else self.read(self.names.of_model("head"), shape)
+        product = Linear(()) if head is None else self.logits(head)
+        if not run.has_embedding or table is None:
+            return NoEmbedding(), product
+        shared = product if head is not None or not is_tied or not _is_exact_in_bytes(table) else self.logits(table)
+        return self.embedding(table, shared), product
+
+    def logits(self, head: Weight) -> Linear:
         # The head loses more by few bits than the layers do, and it is one product, not one for each layer.
         precision = "auto" if self.precision in ("int4", "fp8") else self.precision
-        logits = stacked_linear(
+        return stacked_linear(
             [head],
             precision=precision,
             device=self.device,
             out_dtype=torch.float32,
-            gain=config.logits_scale,
+            gain=self.config.logits_scale,
             for_logits=True,
-        )
-        table_of = cache(lambda kind: self.rope_table(kind, num_positions))
-        return Model(
-            config=config,
-            embedding=self.embedding(embedding, logits),
-            layers=tuple(self.layer(i, table_of(self.rope_kind(i))) for i in range(config.num_layers)),
-            norm=self.norm(self.names.of_model("norm"), config.hidden_size),
-            head=LMHead(logits, cap=config.logits_cap),
-            max_positions=num_positions,
-            positions=self.positions() if config.learned_positions else None,
-            dtype=self.dtype,
-            kv_dtype=self.stored,
-            device=self.device,
         )
 
     def positions(self) -> torch.Tensor:
@@ -209,7 +242,7 @@ class _Loader:
             # Attention multiplies tensors of one type.
             self.linear(i, qkv, hidden, has_bias=config.qkv_bias, out_dtype=self.stored),
             self.attention_output(i, q_len),
-            layer=i,
+            layer=i - self.run.layers.start,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -245,7 +278,7 @@ class _Loader:
             key_up.to(self.stored).to(self.device),
             value_up.to(self.stored).to(self.device),
             self.attention_output(i, heads * sizes.value_dim),
-            layer=i,
+            layer=i - self.run.layers.start,
             num_heads=heads,
             sizes=sizes,
             scale=config.attention_scale,

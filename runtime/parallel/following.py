@@ -9,7 +9,7 @@ from ..scheduler import StepPlan
 from .group import Group
 from .lost import GangLost
 from .order_line import OrderLine
-from .orders import Beat, End, Likeliest, Whole
+from .orders import Beat, End, HeadInput, Likeliest, Whole
 from .tensor import SplitHead
 
 
@@ -32,6 +32,8 @@ def follow(executor: Executor, group: Group, *, num_tokens: int) -> int:
                 head.send_whole(features)
             case Likeliest(k=k, rows=rows, words=words):
                 head.send_shortlist(features, k, num_tokens=num_tokens, rows=rows, words=words)
+            case HeadInput():
+                head.send_input(features)
             case Beat():
                 pass
             case End():

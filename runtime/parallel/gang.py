@@ -28,11 +28,11 @@ from ..models import Model
 from .child import module_program
 from .group import Group, connect
 from .leader import Leader
+from .mesh import Mesh
 from .rank import Shape, WeightBytes
 
 log = logging.getLogger(__name__)
 
-MAX_RANKS = 64
 START_TIMEOUT_S = 600.0
 LOG_TAIL_BYTES = 2000
 LAST_STEP_S = 5.0  # that a rank has for ending after the last order
@@ -73,12 +73,10 @@ class Gang(Protocol):
 
 def refuse_combinations(config: EngineConfig) -> None:
     """Raises InvalidParams or Unsupported for options that a split model does not have yet, each by its name."""
-    count = config.tensor_parallel
-    if not 1 <= count <= MAX_RANKS:
-        raise InvalidParams(f"tensor_parallel={count}: it must be 1 to {MAX_RANKS}", where="tensor_parallel")
+    mesh = Mesh.of(config)
     if not config.rank_timeout_s > 0:
         raise InvalidParams(f"rank_timeout_s={config.rank_timeout_s}: it must be above 0", where="rank_timeout_s")
-    if count == 1:
+    if mesh.size == 1:
         return
     others = {
         f"device={config.device!r}": config.device != "cpu",
@@ -91,7 +89,7 @@ def refuse_combinations(config: EngineConfig) -> None:
         if is_given:
             name = option.partition("=")[0]
             raise Unsupported(
-                f"tensor_parallel={count} with {option}: the two are not combined yet; leave out one of them",
+                f"{mesh} with {option}: the two are not combined yet; leave out one of them",
                 where=name,
             )
 
@@ -110,9 +108,9 @@ class LocalGang:
         self._ranks: list[_RankProcess] = []
         self.weights: list[WeightBytes] = []  # of ranks 1 to N - 1
         try:
-            for rank in range(1, config.tensor_parallel):
+            for rank in range(1, config.num_ranks):
                 self._ranks.append(_RankProcess(RankStart(config, rank, str(self._folder), os.getpid())))
-            self.group = self._connected(config.tensor_parallel)
+            self.group = self._connected(config.num_ranks)
         except BaseException:
             self.close()
             raise

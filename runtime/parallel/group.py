@@ -7,7 +7,7 @@ collectives in the same order. A sum adds in the order of ranks, so every rank g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -60,6 +60,21 @@ class Group(Protocol):
         """Fills ``into`` with the next tensor that rank ``source`` sends to this one, of the same shape and type."""
         ...
 
+    def start_send(self, x: Tensor, to: int) -> Wait:
+        """As ``send``, without waiting: x stays as it is until the result has been called."""
+        ...
+
+    def start_receive(self, into: Tensor, source: int) -> Wait:
+        """As ``receive``, without waiting: ``into`` is filled once the result has been called."""
+        ...
+
+    def part(self, ranks: Sequence[int]) -> Group:
+        """The group of some of these ranks, among them this one: its ranks 0, 1, ... It makes no connection."""
+        ...
+
+
+Wait = Callable[[], object]
+
 
 class Alone:
     """The group of one rank: nothing is sent."""
@@ -88,6 +103,15 @@ class Alone:
     def receive(self, into: Tensor, source: int) -> Tensor:
         raise ValueError(f"receive from rank {source}: a group of one rank has no other")
 
+    def start_send(self, x: Tensor, to: int) -> Wait:
+        raise ValueError(f"send to rank {to}: a group of one rank has no other")
+
+    def start_receive(self, into: Tensor, source: int) -> Wait:
+        raise ValueError(f"receive from rank {source}: a group of one rank has no other")
+
+    def part(self, ranks: Sequence[int]) -> Group:
+        return self
+
 
 class Distributed:
     """Ranks that are processes, joined by a process group of torch.distributed.
@@ -95,11 +119,17 @@ class Distributed:
     Tensors are copied by sends and receives alone: one thread hop each, where gloo's own collectives take several.
     """
 
-    def __init__(self, process_group: Any, *, rank: int, size: int) -> None:
+    def __init__(
+        self, process_group: Any, *, rank: int, size: int, peers: Sequence[int] = (), failures: list[str] | None = None
+    ) -> None:
+        """``peers``: the process group's ranks that this group's ranks are; by default the same. ``failures``: of
+        another group on the same transport.
+        """
         self._transport = process_group
         self.rank, self.size = rank, size
+        self._peers = list(peers) or list(range(size))
         self._others = [other for other in range(size) if other != rank]
-        self._failure = ""  # of the first collective that failed; the others fail at once
+        self._failures = [] if failures is None else failures  # the first one; every later call fails at once
 
     def sum(self, x: Tensor) -> Tensor:
         if x.numel() < _SUM_BY_PARTS or self.size == 2:
@@ -124,7 +154,7 @@ class Distributed:
             return self.receive(into, source)
         assert parts is not None
         with self._watched():
-            self._wait([self._transport.send([parts[other]], other, 0) for other in self._others])
+            self._wait([self._send(parts[other], other) for other in self._others])
         return into.copy_(parts[source])
 
     def broadcast(self, x: Tensor, *, source: int = 0) -> None:
@@ -132,28 +162,57 @@ class Distributed:
             if self.rank == source:
                 self._wait(self._sends(x))
             else:
-                self._wait([self._transport.recv([x], source, 0)])
+                self._wait([self._receive(x, source)])
 
     def exchange(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         into[self.rank].copy_(parts[self.rank])
         with self._watched():
-            sends = [self._transport.send([parts[other]], other, 0) for other in self._others]
+            sends = [self._send(parts[other], other) for other in self._others]
             self._wait([*sends, *self._receives(into)])
 
     def send(self, x: Tensor, to: int) -> None:
         with self._watched():
-            self._wait([self._transport.send([x], to, 0)])
+            self._wait([self._send(x, to)])
 
     def receive(self, into: Tensor, source: int) -> Tensor:
         with self._watched():
-            self._wait([self._transport.recv([into], source, 0)])
+            self._wait([self._receive(into, source)])
         return into
 
+    def start_send(self, x: Tensor, to: int) -> Wait:
+        with self._watched():
+            return self._finish(self._send(x, to), x)
+
+    def start_receive(self, into: Tensor, source: int) -> Wait:
+        with self._watched():
+            return self._finish(self._receive(into, source), into)
+
+    def part(self, ranks: Sequence[int]) -> Group:
+        if len(ranks) == 1:
+            return Alone()
+        peers = [self._peers[rank] for rank in ranks]
+        own = list(ranks).index(self.rank)
+        return Distributed(self._transport, rank=own, size=len(peers), peers=peers, failures=self._failures)
+
+    def _finish(self, work: Any, x: Tensor) -> Wait:
+        def wait() -> Tensor:
+            with self._watched():
+                work.wait()
+            return x  # which lives as long as the transfer
+
+        return wait
+
+    def _send(self, x: Tensor, to: int) -> Any:
+        return self._transport.send([x], self._peers[to], 0)
+
+    def _receive(self, into: Tensor, source: int) -> Any:
+        return self._transport.recv([into], self._peers[source], 0)
+
     def _sends(self, x: Tensor) -> list[Any]:
-        return [self._transport.send([x], other, 0) for other in self._others]
+        return [self._send(x, other) for other in self._others]
 
     def _receives(self, into: Sequence[Tensor]) -> list[Any]:
-        return [self._transport.recv([into[other]], other, 0) for other in self._others]
+        return [self._receive(into[other], other) for other in self._others]
 
     @staticmethod
     def _wait(works: list[Any]) -> None:
@@ -162,13 +221,13 @@ class Distributed:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        if self._failure:
-            raise GangLost(self._failure)
+        if self._failures:
+            raise GangLost(self._failures[0])
         try:
             yield
         except RuntimeError as error:
-            self._failure = f"rank {self.rank} of {self.size} lost another rank: {_reason(error)}"
-            raise GangLost(self._failure) from error
+            self._failures.append(f"rank {self.rank} of {self.size} lost another rank: {_reason(error)}")
+            raise GangLost(self._failures[0]) from error
 
 
 def added(parts: Sequence[Tensor]) -> Tensor:

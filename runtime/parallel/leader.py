@@ -16,7 +16,7 @@ from ..scheduler import StepPlan
 from .group import Group
 from .lost import GangLost
 from .order_line import OrderLine
-from .orders import Beat, End, Likeliest, Order, Whole
+from .orders import Beat, End, HeadInput, Likeliest, Order, Whole
 from .tensor import SplitHead
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Leader:
     ) -> None:
         assert isinstance(model.head, SplitHead)
         self.group = group
-        self._head = model.head
+        self._head, self._width = model.head, model.config.hidden_size
         self._head.before = lambda num_rows: self._give(Whole(num_rows))
         self._line = OrderLine(group)
         self._num_tokens = num_tokens
@@ -60,6 +60,12 @@ class Leader:
             rows, words = masks.rows, masks.words[masks.ids]
         self._give(Likeliest(k, rows, words))
         return self._head.shortlist(features, k, num_tokens=self._num_tokens, rows=rows, words=words)
+
+    def inputs(self, features: Tensor) -> Tensor:
+        if self._head.is_holder:
+            return features
+        self._give(HeadInput())
+        return self._head.fetch_input(len(features), self._width)
 
     def rest(self) -> None:
         """Call it while no step runs. Raises GangLost if a rank was lost meanwhile."""

@@ -35,6 +35,11 @@ class Likeliest:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadInput:
+    """Send rank 0 the head's input of the last step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Rank 0 is idle and alive."""
 
@@ -44,8 +49,8 @@ class End:
     """No more orders follow."""
 
 
-Order = StepPlan | Whole | Likeliest | Beat | End
-_KINDS: tuple[type, ...] = (StepPlan, Whole, Likeliest, Beat, End)
+Order = StepPlan | Whole | Likeliest | HeadInput | Beat | End
+_KINDS: tuple[type, ...] = (StepPlan, Whole, Likeliest, HeadInput, Beat, End)
 
 
 def encode(order: Order) -> tuple[int, np.ndarray]:
@@ -74,6 +79,8 @@ def decode(kind: int, payload: np.ndarray) -> Order:
             k, num_masks, num_words = payload[:3].tolist()
             rows, words = np.split(payload[3:], [num_masks])
             return Likeliest(k, rows.astype(np.int64), words.view(np.uint32).reshape(num_masks, num_words))
+        case "HeadInput":
+            return HeadInput()
         case "Beat":
             return Beat()
     return End()

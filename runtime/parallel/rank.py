@@ -14,7 +14,8 @@ from ..models import load_model
 from ..weights.resolve import resolve_model
 from .following import follow
 from .group import Group
-from .tensor import TensorSplit
+from .mesh import Mesh
+from .split import RankSplit
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class WeightBytes(msgspec.Struct, frozen=True):
-    """Bytes of the model's file that one rank reads: all of them, and those that every rank reads."""
+    """Bytes of the model's file that one rank reads: all of them, and those that all ranks of its layers read."""
 
     read: int
     replicated: int
@@ -40,7 +41,7 @@ class Rank:
     def __init__(self, config: EngineConfig, group: Group) -> None:
         num_threads = threads_of(config)
         kernels.set_threads(num_threads)
-        split = TensorSplit(group)
+        split = RankSplit(group, Mesh.of(config))
         self.config, self.group = config, group
         self.model = load_model(resolve_model(config.model), config, split=split)
         self.weight_bytes = weight_bytes(split)
@@ -51,18 +52,24 @@ class Rank:
     def follow(self, shape: Shape) -> int:
         """``following.follow``."""
         model = self.model
-        kv = KVPool.for_model(model.config, num_slots=shape.num_slots, dtype=model.kv_dtype, device=model.device)
+        kv = KVPool.for_model(
+            model.config,
+            num_slots=shape.num_slots,
+            dtype=model.kv_dtype,
+            device=model.device,
+            num_layers=len(model.layers),
+        )
         executor = Executor(model, kv, max_rows=self.config.max_running, max_len=shape.context_len)
         return follow(executor, self.group, num_tokens=shape.num_tokens)
 
 
-def weight_bytes(split: TensorSplit) -> WeightBytes:
+def weight_bytes(split: RankSplit) -> WeightBytes:
     assert split.source is not None
     return WeightBytes(sum(split.source.read_bytes.values()), split.source.replicated_bytes)
 
 
 def threads_of(config: EngineConfig) -> int:
     """The threads of each rank: the config's number, or its part of the cores. 0: one per core."""
-    if config.num_threads or config.tensor_parallel == 1:
+    if config.num_threads or config.num_ranks == 1:
         return config.num_threads
-    return max(1, processor.num_cores() // config.tensor_parallel)
+    return max(1, processor.num_cores() // config.num_ranks)

@@ -49,9 +49,7 @@ def main(ready_fd: int) -> int:
     config = start.config
     try:
         choose_cpu_isa(config)
-        group = connect(
-            Path(start.folder), rank=start.rank, size=config.tensor_parallel, timeout_s=config.rank_timeout_s
-        )
+        group = connect(Path(start.folder), rank=start.rank, size=config.num_ranks, timeout_s=config.rank_timeout_s)
         rank = Rank(config, group)
         say(RankLoaded(rank.weight_bytes))
     except GangLost as error:

@@ -82,7 +82,8 @@ def share_of(config: ModelConfig, *, rank: int, size: int, piece_len: int = BLOC
     Raises InvalidParams where the model has too few heads, pieces or tokens for ``size`` ranks, Unsupported for weights
     whose rows are not those of heads.
     """
-    _refuse_unsplit(config, size)
+    if size > 1:
+        _refuse_unsplit(config, size)
     heads, kv_heads = _heads(config, rank, size)
     return Share(
         rank,
@@ -156,6 +157,10 @@ class SharedFile:
     def tensor(self, name: str, part: Part | None = None) -> Weight:
         """Raises Unsupported for a tensor that has no rule for splitting it."""
         assert part is None, "a share is not parted again"
+        if self._share.size == 1:
+            found = self._file.tensor(name)
+            self.read_bytes[name] = stored_bytes(found)
+            return found
         own, shape = self._parts.of(name), self._file.shape(name)
         self._parts.check(name, shape, str(self.path))
         found = self._file.tensor(name, own)
@@ -174,7 +179,9 @@ class SharedFile:
 
     @property
     def replicated_bytes(self) -> int:
-        """Of the tensors that every rank reads whole."""
+        """Of the tensors that every rank of these layers reads whole."""
+        if self._share.size == 1:
+            return 0
         whole = (name for name in self.read_bytes if self._parts.of(name) is None)
         return sum(self.read_bytes[name] for name in whole if not self._parts.is_added_once(name))
 

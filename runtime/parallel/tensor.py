@@ -8,91 +8,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...kernels import apply_bitmask
-from ...protocol.errors import UnknownModel
 from ..executor.split_steps import Shortlist
 from ..layers.adapters import AdapterRows
-from ..layers.attention import Attention
 from ..layers.embedding import EmbeddingTable
 from ..layers.linear import Linear, LMHead
-from ..layers.mlp import MLP
 from ..layers.moe import MoE
-from ..models import Model
-from ..models.adapters import Adapter
-from ..models.decoder import DecoderLayer
-from ..weights.adapter_folder import LowRankPair
-from ..weights.weight_file import WeightFile
 from .group import Group
-from .sharding import Share, SharedFile, piece_len_of, share_of
-
-
-@dataclass(slots=True)
-class TensorSplit:
-    """One rank's ``models.loading.Split``. ``source`` is the file that it read."""
-
-    group: Group
-    share: Share | None = None
-    source: SharedFile | None = None
-
-    def file(self, file: WeightFile) -> WeightFile:
-        piece_len = piece_len_of(file)
-        self.share = share_of(file.config, rank=self.group.rank, size=self.group.size, piece_len=piece_len)
-        self.source = SharedFile(file, self.share)
-        return self.source
-
-    def adapter(self, adapter: Adapter) -> Adapter:
-        path, added = adapter
-        return path, {place: self._pair(path, *place, pair) for place, pair in added.items()}
-
-    def _pair(self, path: str, layer: int, target: str, pair: LowRankPair) -> LowRankPair:
-        assert self.share is not None
-        share, config, (down, up) = self.share, self.share.config, pair
-        q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        inner = config.intermediate_size
-        rows, num_rows = {
-            "q_proj": ((share.query_rows,), q_len),
-            **dict.fromkeys(("k_proj", "v_proj"), ((share.kv_rows,), kv_len)),
-            "qkv_proj": (share.qkv_rows, q_len + 2 * kv_len),
-            **dict.fromkeys(("gate_proj", "up_proj"), ((share.inner,), inner)),
-            "gate_up_proj": (share.gate_up_rows, 2 * inner),
-        }.get(target, ((range(len(up)),), config.hidden_size))
-        columns, width = {"o_proj": (share.query_rows, q_len), "down_proj": (share.inner, inner)}.get(
-            target, (range(down.shape[1]), config.hidden_size)
-        )
-        if len(up) != num_rows or down.shape[1] != width:
-            raise UnknownModel(
-                f"adapter {path}: {target} of layer {layer} is {len(up)} x {down.shape[1]}, "
-                f"but the model's is {num_rows} x {width}; it was made for another model"
-            )
-        return down[:, columns.start : columns.stop], torch.cat([up[run.start : run.stop] for run in rows])
-
-    def joined(self, model: Model) -> Model:
-        assert self.share is not None
-        vocab = self.share.vocab
-        for layer in model.layers:
-            assert isinstance(layer.attention, Attention), "share_of refuses latent attention"
-            layer.attention.output = RowLinear(layer.attention.output, self.group)
-            if isinstance(layer.mlp, MLP):
-                layer.mlp.down = RowLinear(layer.mlp.down, self.group)
-        return replace(
-            model,
-            config=msgspec.structs.replace(model.config, vocab_size=self.share.config.vocab_size),
-            embedding=SplitEmbedding(model.embedding, vocab, self.group),
-            layers=tuple(self._layer(layer) for layer in model.layers),
-            head=SplitHead(model.head, self.share, self.group),
-            is_split=True,
-        )
-
-    def _layer(self, layer: DecoderLayer) -> DecoderLayer:
-        return replace(layer, mlp=SplitMoE(layer.mlp, self.group)) if isinstance(layer.mlp, MoE) else layer
 
 
 class RowLinear(Linear):
@@ -147,24 +75,27 @@ class SplitEmbedding:
 
 
 class SplitHead(LMHead):
-    """A head of which each rank holds the rows of its own tokens. Its results come together on rank 0.
+    """A head of which each holder has the rows of its own tokens. The results come together on rank 0.
 
-    Rank 0 calls ``whole_logits`` or ``shortlist`` while the others call ``send_whole`` or ``send_shortlist``, all with
-    the same input. ``before`` is what a call of rank 0 does first: it gives the others that order.
+    Rank 0 calls ``whole_logits`` or ``shortlist`` while the others call ``send_whole`` or ``send_shortlist``, all for
+    the same step. A rank that is no holder, such as one of a stage before the last, does not read the input: it needs
+    only its number of rows. ``before`` is what a call of rank 0 does first: it gives the others that order.
     """
 
-    def __init__(self, own: LMHead, share: Share, group: Group) -> None:
+    def __init__(self, own: LMHead, group: Group, holders: Sequence[tuple[int, range]], *, vocab_size: int) -> None:
+        """``holders``: ranks of ``group`` and their tokens, in the order of tokens."""
         super().__init__(own, cap=own.cap)
         self.before: Callable[[int], None] | None = None
-        self._group, self._vocab = group, share.vocab
-        self._vocab_size = share.config.vocab_size
-        self._ranges = [
-            share_of(share.config, rank=rank, size=share.size).vocab for rank in range(share.size)
-        ]  # of every rank
+        self._group, self._holders, self._vocab_size = group, list(holders), vocab_size
+        self._vocab = dict(holders).get(group.rank, range(0))
 
     @property
     def can_pick(self) -> bool:
         return False
+
+    @property
+    def is_holder(self) -> bool:
+        return len(self._vocab) > 0
 
     def __call__(self, x: Tensor, rows: AdapterRows | None = None) -> Tensor:  # [L, C] -> [L, V]
         assert self.before is not None, "only rank 0 has whole logits"
@@ -173,7 +104,7 @@ class SplitHead(LMHead):
 
     def whole_logits(self, x: Tensor) -> Tensor:  # [L, C] -> [L, V]
         logits = torch.empty((len(x), self._vocab_size), dtype=torch.float32, device=x.device)
-        for rank, run in enumerate(self._ranges):
+        for rank, run in self._holders:
             columns = logits[:, run.start : run.stop]
             if rank == self._group.rank:
                 columns.copy_(self._own_logits(x))
@@ -185,20 +116,31 @@ class SplitHead(LMHead):
         return super().__call__(x)
 
     def send_whole(self, x: Tensor) -> None:
-        self._group.send(self._own_logits(x).contiguous(), 0)
+        if self.is_holder:
+            self._group.send(self._own_logits(x).contiguous(), 0)
+
+    def fetch_input(self, num_rows: int, width: int) -> Tensor:
+        """On rank 0, while the first holder calls ``send_input``: the head's input [L, C] of the step, float32."""
+        return self._group.receive(torch.empty((num_rows, width), dtype=torch.float32), self._holders[0][0])
+
+    def send_input(self, x: Tensor) -> None:
+        if self._group.rank == self._holders[0][0]:
+            self._group.send(x.float().contiguous(), 0)
 
     def shortlist(self, x: Tensor, k: int, *, num_tokens: int, rows: np.ndarray, words: np.ndarray) -> Shortlist:
-        """The ``k`` likeliest tokens of every rank's part: among them the ``k`` likeliest of all, ties by lower id.
+        """The ``k`` likeliest tokens of every holder's part: among them the ``k`` likeliest of all, ties by lower id.
 
         ``words`` (uint32 [M, W]) masks the tokens of ``rows`` (int64 [M]); tokens from ``num_tokens`` on are no tokens.
         """
-        own = self._own_shortlist(x, k, num_tokens=num_tokens, rows=rows, words=words)
-        parts = [own]
-        for rank in range(1, self._group.size):
-            width = min(k, len(self._ranges[rank]))
-            parts.append(self._group.receive(own.new_empty((len(x), 2 * width + 2)), rank))
+        parts = []
+        for rank, run in self._holders:
+            if rank == self._group.rank:
+                parts.append(self._own_shortlist(x, k, num_tokens=num_tokens, rows=rows, words=words))
+            else:
+                into = torch.empty((len(x), 2 * min(k, len(run)) + 2), dtype=torch.float64, device=x.device)
+                parts.append(self._group.receive(into, rank))
         ids, logits, highest, sums = [], [], [], []
-        for part, run in zip(parts, self._ranges, strict=True):
+        for part, (_, run) in zip(parts, self._holders, strict=True):
             width = (part.shape[1] - 2) // 2
             ids.append(part[:, :width].long() + run.start)
             logits.append(part[:, width : 2 * width].float())
@@ -210,7 +152,8 @@ class SplitHead(LMHead):
         return Shortlist(torch.cat(ids, 1), torch.cat(logits, 1), total.float())
 
     def send_shortlist(self, x: Tensor, k: int, *, num_tokens: int, rows: np.ndarray, words: np.ndarray) -> None:
-        self._group.send(self._own_shortlist(x, k, num_tokens=num_tokens, rows=rows, words=words), 0)
+        if self.is_holder:
+            self._group.send(self._own_shortlist(x, k, num_tokens=num_tokens, rows=rows, words=words), 0)
 
     def _own_shortlist(self, x: Tensor, k: int, *, num_tokens: int, rows: np.ndarray, words: np.ndarray) -> Tensor:
         """float64 [L, 2 n + 2]: ids within the share, in order, their logits, the highest logit, and the sum of

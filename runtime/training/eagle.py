@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ...protocol.errors import Unsupported
 from ..layers.linear import as_float
+from ..layers.norm import NoNorm
 from ..layers.rotary import cos_sin_table
 from ..models.names import TensorNames
 from ..speculative import EagleShape
@@ -145,12 +146,14 @@ def train_eagle(
     kept = [text for i, text in enumerate(corpus.texts) if i % 10 != 9] or list(corpus.texts)
     held_out = [text for i, text in enumerate(corpus.texts) if i % 10 == 9] or kept
     token_ids = _frequent(kept, config.vocab_size, num_tokens)
+    norm = engine.model.norm
+    assert not isinstance(norm, NoNorm), "the engine has the whole model"
     module = EagleModule(
         shape,
         eps=config.rms_norm_eps,
         cos_sin=cos_sin_table(config, window),
         head=_head_weight(engine)[token_ids],
-        norm=engine.model.norm.weight.detach().float().cpu().clone(),
+        norm=norm.weight.detach().float().cpu().clone(),
     )
     embedding = engine.model.embedding.weight.detach().cpu()
     optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)

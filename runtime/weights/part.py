@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..quant import QuantTensor
+from ..quant import GroupTensor, QuantTensor
 
 StoredWeight = torch.Tensor | QuantTensor
 
@@ -44,8 +44,11 @@ def part_of(weight: StoredWeight, part: Part) -> StoredWeight:
     return weight[:, part.columns.start : part.columns.stop]
 
 
-def stored_bytes(weight: StoredWeight) -> int:
-    """The bytes of a weight as its file stores it."""
+def stored_bytes(weight: StoredWeight | GroupTensor) -> int:
+    """The bytes of a weight as its file stores it; of groups its packed numbers, and 16 bits for a scale or a zero."""
+    if isinstance(weight, GroupTensor):
+        factors = weight.scale.numel() + (0 if weight.zero is None else weight.zero.numel())
+        return weight.q.numel() * weight.bits // 8 + 2 * factors
     return weight.size_bytes if isinstance(weight, QuantTensor) else weight.numel() * weight.element_size()
 
 

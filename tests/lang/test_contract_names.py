@@ -335,12 +335,13 @@ def test_server_args_are_engine_options():
     assert make_config(args, {}) == expected
     options = {"model_path": "m", "context_length": 512, "random_seed": 3, "disable_radix_cache": True}
     assert make_config(None, {**options, "dtype": "float32", "dp_size": 1}) == expected
-    assert make_config(None, {"model_path": "m", "tp_size": 2}) == EngineConfig(model="m", tensor_parallel=2)
+    split = {"model_path": "m", "tp_size": 2, "pp_size": 3}
+    assert make_config(None, split) == EngineConfig(model="m", tensor_parallel=2, pipeline_parallel=3)
 
 
 def test_wrong_server_args_are_named():
-    with pytest.raises(errors.Unsupported, match="pp_size=2: an engine runs on one device"):
-        make_config(None, {"model_path": "m", "pp_size": 2})
+    with pytest.raises(errors.Unsupported, match="dp_size=2: an engine runs on one device"):
+        make_config(None, {"model_path": "m", "dp_size": 2})
     with pytest.raises(errors.Unsupported, match="dtype='int3'"):
         make_config(None, {"model_path": "m", "dtype": "int3"})
     with pytest.raises(errors.InvalidParams, match="unknown option 'mem_fraction_static'"):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from phloem.constrained.spec import GrammarSpec
 from phloem.protocol import messages as m
@@ -45,13 +46,13 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def start(paths: dict[str, Path]) -> Iterator[Callable[..., Driver]]:
-    """Starts an engine on ``ranks`` ranks."""
+    """Starts an engine on ``ranks`` ranks of tensors, and ``pipeline_parallel`` stages if the options have it."""
     engines: list[EngineCore] = []
 
     def start(ranks: int, model: str = "llama", **options: Any) -> Driver:
         given = {"precision": "float32", "num_slots": 2048, "num_threads": 1} | options
         config = EngineConfig(model=str(paths[model]), tensor_parallel=ranks, **given)
-        engines.append(EngineCore(config, gang=VirtualGang(config) if ranks > 1 else None))
+        engines.append(EngineCore(config, gang=VirtualGang(config) if config.num_ranks > 1 else None))
         return Driver(engines[-1])
 
     yield start
@@ -76,9 +77,22 @@ def answers(driver: Driver) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("model", "ranks"), [("llama", 2), ("llama", 4), ("qwen3", 2), ("qwen3_moe", 2)])
-def test_every_kind_of_draw_is_that_of_one_rank(start: Callable[..., Driver], model: str, ranks: int) -> None:
-    expected, found = answers(start(1, model)), answers(start(ranks, model))
+@pytest.mark.parametrize(
+    ("model", "ranks", "stages"),
+    [
+        ("llama", 2, 1),
+        ("llama", 4, 1),
+        ("qwen3", 2, 1),
+        ("qwen3_moe", 2, 1),
+        ("llama", 1, 2),
+        ("qwen3", 2, 2),
+        ("qwen3_moe", 1, 2),
+    ],
+)
+def test_every_kind_of_draw_is_that_of_one_rank(
+    start: Callable[..., Driver], model: str, ranks: int, stages: int
+) -> None:
+    expected, found = answers(start(1, model)), answers(start(ranks, model, pipeline_parallel=stages))
     assert {name: one.token_ids for name, one in found.items()} == {
         name: one.token_ids for name, one in expected.items()
     }
@@ -97,8 +111,11 @@ def test_every_kind_of_draw_is_that_of_one_rank(start: Callable[..., Driver], mo
     ],
     ids=lambda options: "-".join(options),
 )
-def test_options_change_no_answer_of_two_ranks(start: Callable[..., Driver], options: dict[str, Any]) -> None:
-    expected, found = answers(start(1)), answers(start(2, **options))
+@pytest.mark.parametrize("stages", [1, 2])
+def test_options_change_no_answer_of_two_ranks(
+    start: Callable[..., Driver], options: dict[str, Any], stages: int
+) -> None:
+    expected, found = answers(start(1)), answers(start(2 // stages, pipeline_parallel=stages, **options))
     assert {name: one.token_ids for name, one in found.items()} == {
         name: one.token_ids for name, one in expected.items()
     }
@@ -116,13 +133,33 @@ def test_forks_select_scores_and_joins_are_those_of_one_rank(start: Callable[...
         assert outcome.rejected is None
         return [outcome.value(op) for op in (21, 22, 31, 32, 33)]
 
-    assert run(start(2)) == run(start(1))
+    assert run(start(2)) == run(start(1)) == run(start(1, pipeline_parallel=2))
 
 
-def test_drafts_are_accepted_by_two_ranks(start: Callable[..., Driver]) -> None:
+def test_vectors_beside_generations_are_those_of_one_rank(start: Callable[..., Driver]) -> None:
+    def run(driver: Driver) -> tuple[Any, ...]:
+        outcomes = []
+        for text in prompts(2):
+            vector = [o.Text(op=0, seq=0, text=text), o.Embedding(op=1, seq=0, pooling="mean"), o.Close(op=2, seq=0)]
+            outcomes.append(driver.submit(vector))
+            outcomes.append(driver.submit([o.Text(op=0, seq=0, text=text), o.Gen(op=1, seq=0, params=GREEDY)]))
+        driver.run()
+        return tuple(outcome.value(1) for outcome in outcomes)
+
+    expected = run(start(1))
+    for driver in (start(2), start(1, pipeline_parallel=2)):
+        found = run(driver)
+        assert found[1::2] == expected[1::2]
+        for one, other in zip(found[::2], expected[::2], strict=True):
+            vector = np.frombuffer(one, np.float32)
+            assert len(vector) == 64 and np.allclose(vector, np.frombuffer(other, np.float32), atol=1e-4)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_drafts_are_accepted_by_two_ranks(start: Callable[..., Driver], stages: int) -> None:
     """A text that is generated again is drafted from the cache."""
     params = P(temperature=0.0, max_tokens=40, ignore_eos=True)
-    driver, alone = start(2), start(1)
+    driver, alone = start(2 // stages, pipeline_parallel=stages), start(1)
     first = generate(driver, "sap " * 20, params)[0]
     again, meta = generate(driver, "sap " * 20, params)
     assert again == first == generate(alone, "sap " * 20, params)[0]
@@ -147,7 +184,8 @@ def test_adapters_are_those_of_one_rank(start: Callable[..., Driver], paths: dic
         return [outcome.value(1) for outcome in outcomes]
 
     found = run(start(2, adapters=adapters))
-    assert found == run(start(1, adapters=adapters)) and found[0] != found[1]
+    assert found == run(start(1, adapters=adapters)) == run(start(1, adapters=adapters, pipeline_parallel=2))
+    assert found[0] != found[1]
 
 
 def test_ranks_read_their_shares_and_follow_numbered_orders(start: Callable[..., Driver]) -> None:
@@ -163,6 +201,15 @@ def test_ranks_read_their_shares_and_follow_numbered_orders(start: Callable[...,
     assert driver.engine.ranks.leader.num_orders == before + 2  # a plan, and a shortlist of tokens
 
 
+def test_a_stage_holds_the_keys_and_values_of_its_layers_alone(start: Callable[..., Driver]) -> None:
+    whole, staged = start(1).engine, start(1, pipeline_parallel=2).engine
+    assert staged.info()["num_layers"] == whole.info()["num_layers"] == 2
+    assert 2 * staged.info()["kv_bytes"] == whole.info()["kv_bytes"]
+    read = [one["read"] for one in staged.info()["ranks"]]
+    layer = 4 * (2 * 64 + 64 * 64 * 2 + 2 * 32 * 64 + 3 * 64 * 128)
+    assert read == [4 * 259 * 64 + layer, 4 * 259 * 64 + layer + 4 * 64]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -172,6 +219,8 @@ def test_ranks_read_their_shares_and_follow_numbered_orders(start: Callable[...,
         ({"tensor_parallel": 2, "host_cache_bytes": 1 << 30}, "tensor_parallel=2 with host_cache_bytes"),
         ({"tensor_parallel": 2, "disk_cache": "/tmp/x"}, "tensor_parallel=2 with disk_cache"),
         ({"tensor_parallel": 2, "draft_model": "self:1"}, "tensor_parallel=2 with draft_model='self:1'"),
+        ({"pipeline_parallel": 2, "disk_cache": "/tmp/x"}, "pipeline_parallel=2 with disk_cache"),
+        ({"pipeline_parallel": 65}, "pipeline_parallel=65: it must be 1 to 64"),
     ],
 )
 def test_what_is_not_combined_is_refused_by_name(paths: dict[str, Path], options: dict[str, Any], message: str) -> None:

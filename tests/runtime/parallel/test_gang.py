@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import phloem
 import pytest
 from phloem.engines import Completion
@@ -62,13 +63,13 @@ def drawn(completion: Completion) -> list[tuple[int, float]]:
     return [(one.token_id, one.logprob) for one in completion.meta.candidates[0].logprobs]
 
 
-def test_processes_draw_with_the_bits_of_virtual_ranks(runtime: phloem.Runtime, config: EngineConfig) -> None:
+def check_bits(runtime: phloem.Runtime, config: EngineConfig, prompts: list[str]) -> None:
     before = runtime.fleet()[0].restarts
     runtime.flush_cache()  # torch's products of other numbers of rows may round otherwise
     engine = EngineCore(config, gang=VirtualGang(config))
     driver = Driver(engine)
     for params in (GREEDY, LISTED, WHOLE):
-        for prompt in PROMPTS:
+        for prompt in prompts:
             given: dict[str, Any] = params | {"return_logprob": True, "speculative": False}
             outcome = driver.run(
                 [
@@ -82,6 +83,10 @@ def test_processes_draw_with_the_bits_of_virtual_ranks(runtime: phloem.Runtime, 
             assert drawn(runtime.generate(prompt, **given)) == expected, (params, prompt)
     assert runtime.fleet()[0].restarts == before
     engine.close()
+
+
+def test_processes_draw_with_the_bits_of_virtual_ranks(runtime: phloem.Runtime, config: EngineConfig) -> None:
+    check_bits(runtime, config, PROMPTS)
 
 
 async def ended_midway(runtime: phloem.Runtime, prompt: str, pid: int, number: signal.Signals) -> str:
@@ -119,6 +124,18 @@ def test_a_rank_is_lost_while_nothing_runs_and_the_next_program_is_answered(runt
     os.kill(children(before.pid)[0], signal.SIGKILL)
     assert runtime.generate("idle", **GREEDY).text == runtime.generate("idle", **GREEDY).text
     assert runtime.fleet()[0].restarts > before.restarts
+
+
+def test_stages_draw_with_the_bits_of_virtual_ranks_and_outlive_the_loss_of_the_last(config: EngineConfig) -> None:
+    staged = msgspec.structs.replace(config, tensor_parallel=1, pipeline_parallel=2)
+    with phloem.Runtime(staged, replicas=1) as runtime:
+        check_bits(runtime, staged, [PROMPTS[1]])
+        expected = runtime.generate("stage " * 9, None, temperature=0.0, max_tokens=40, ignore_eos=True).text
+        before = runtime.fleet()[0]
+        (last,) = children(before.pid)
+        midway = ended_midway(runtime, "stage " * 9, last, signal.SIGSTOP)
+        assert asyncio.run(asyncio.wait_for(midway, 240.0)) == expected
+        assert runtime.fleet()[0].restarts > before.restarts and not is_alive(last)
 
 
 def test_an_engine_on_a_thread_refuses_ranks(config: EngineConfig) -> None:

@@ -55,7 +55,19 @@ def everyone(group: Group, dtype: torch.dtype, length: int) -> dict[str, Any]:
         group.send(torch.arange(3.0), 1)
     elif rank == 1:
         group.receive(passed, 0)
+    # Ranks 0 and 2 as a group, beside a transfer of all ranks that is under way.
+    later = torch.empty(3)
+    going = group.start_send(torch.full((3,), float(rank)), (rank + 1) % size)
+    coming = group.start_receive(later, (rank - 1) % size)
+    few = None
+    if rank != 1:
+        pair = group.part((2, 0))
+        assert (pair.rank, pair.size) == ((1, 2) if rank == 0 else (0, 2))
+        few = pair.sum(x)
+    coming(), going()
     return {
+        "later": later,
+        "few": few,
         "sum": group.sum(x),
         "gather": torch.stack(group.gather(x)),
         "exchange": torch.stack(into),
@@ -74,6 +86,8 @@ def test_processes_and_virtual_ranks_get_the_same_bits(gloo: list[Group], dtype:
             assert value is None or torch.equal(found[rank][name], value), (rank, name)
     assert all(torch.equal(one["sum"], found[0]["sum"]) for one in found)
     assert torch.equal(found[0]["sum"], added(list(found[0]["gather"])))
+    assert [one["later"][0].item() for one in found] == [2.0, 0.0, 1.0]
+    assert torch.equal(found[0]["few"], added([found[0]["gather"][2], found[0]["gather"][0]]))
     assert found[1]["exchange"][:, 0].tolist() == [1.0, 11.0, 21.0]
     assert found[0]["broadcast"].tolist() == [1.0] * 5 and found[0]["scatter"].tolist() == [20.0] * 4
     assert found[1]["passed"].tolist() == [0.0, 1.0, 2.0]

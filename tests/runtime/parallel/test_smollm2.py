@@ -10,7 +10,9 @@ from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.runtime.models import load_model
-from phloem.runtime.parallel.tensor import SplitHead, TensorSplit
+from phloem.runtime.parallel.mesh import Mesh
+from phloem.runtime.parallel.split import RankSplit
+from phloem.runtime.parallel.tensor import SplitHead
 from phloem.tests.runtime.engine.driver import Driver, prompts
 from phloem.tests.runtime.models.stepping import Stepper
 from phloem.tests.runtime.parallel.virtual import VirtualGang, VirtualGroup, run_all
@@ -57,7 +59,7 @@ def expected_logits(smollm2_path: Path) -> torch.Tensor:
 def test_logits_are_those_of_one_rank(smollm2_path: Path, expected_logits: torch.Tensor, ranks: int) -> None:
 
     def body(group: VirtualGroup) -> torch.Tensor | None:
-        model = load_model(smollm2_path, config(smollm2_path, ranks), split=TensorSplit(group))
+        model = load_model(smollm2_path, config(smollm2_path, ranks), split=RankSplit(group, Mesh(tensor=group.size)))
         stepper, head = Stepper(model), model.head
         assert isinstance(head, SplitHead)
         with torch.inference_mode():

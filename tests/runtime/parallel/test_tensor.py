@@ -9,7 +9,9 @@ import torch
 from phloem.protocol.errors import InvalidParams, UnknownModel, Unsupported
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.models import load_model
-from phloem.runtime.parallel.tensor import SplitHead, TensorSplit, likeliest
+from phloem.runtime.parallel.mesh import Mesh
+from phloem.runtime.parallel.split import RankSplit
+from phloem.runtime.parallel.tensor import SplitHead, likeliest
 from phloem.tests.runtime.models.families import FAMILIES, make_family
 from phloem.tests.runtime.models.lora import make_adapter
 from phloem.tests.runtime.models.stepping import Stepper
@@ -37,7 +39,7 @@ def config(path: Path, **options: Any) -> EngineConfig:
 
 def split_features(group: VirtualGroup, path: Path, options: EngineConfig) -> tuple[SplitHead, torch.Tensor]:
     """One rank's head, and its input for every token of IDS: a prompt in two chunks, then two tokens one by one."""
-    model = load_model(path, options, split=TensorSplit(group))
+    model = load_model(path, options, split=RankSplit(group, Mesh(tensor=group.size)))
     assert isinstance(model.head, SplitHead)
     stepper = Stepper(model)
     with torch.inference_mode():
@@ -108,7 +110,7 @@ def test_adapters_are_split_with_their_layers(tmp_path: Path) -> None:
     options = config(path, adapters={"poet": str(adapter)})
 
     def logits(group: VirtualGroup | None) -> torch.Tensor | None:
-        model = load_model(path, options, split=None if group is None else TensorSplit(group))
+        model = load_model(path, options, split=None if group is None else RankSplit(group, Mesh(tensor=group.size)))
         stepper = Stepper(model)
         batch = stepper.batch([(0, IDS, len(IDS))])
         with torch.inference_mode():
@@ -126,7 +128,7 @@ def test_adapters_are_split_with_their_layers(tmp_path: Path) -> None:
         UnknownModel, match="of layer 0 is 64 x 128, but the model's is 32 x 128; it was made for another model"
     ):
         wrong = config(other, adapters={"poet": str(adapter)})
-        run_all(2, lambda group: load_model(other, wrong, split=TensorSplit(group)))
+        run_all(2, lambda group: load_model(other, wrong, split=RankSplit(group, Mesh(tensor=group.size))))
 
 
 @pytest.mark.parametrize("k", [1, 5, 64])

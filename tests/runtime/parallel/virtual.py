@@ -23,6 +23,7 @@ class Turns:
         self.size = size
         self.failure: BaseException | None = None
         self.messages: dict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)
+        self.wanted: dict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)
         self._turn = 0
         self._is_over = [False] * size
         self._changed = threading.Condition()
@@ -58,14 +59,22 @@ class Turns:
 class VirtualGroup:
     """One rank's end: messages are queues."""
 
-    def __init__(self, turns: Turns, rank: int) -> None:
+    def __init__(self, turns: Turns, rank: int, peers: Sequence[int] = ()) -> None:
         self._turns = turns
-        self.rank, self.size = rank, turns.size
+        self._peers = list(peers) or list(range(turns.size))
+        self.rank, self.size = rank, len(self._peers)
         self._others = [other for other in range(self.size) if other != rank]
         self.num_sent = 0
 
     def wait_until(self, is_true: Callable[[], bool]) -> None:
-        self._turns.until(self.rank, is_true)
+        self._turns.until(self._peers[self.rank], is_true)
+
+    def part(self, ranks: Sequence[int]) -> "VirtualGroup":
+        return VirtualGroup(self._turns, list(ranks).index(self.rank), [self._peers[rank] for rank in ranks])
+
+    def num_waiting(self, source: int) -> int:
+        """Messages that rank ``source`` has sent to this one and that it has not received."""
+        return len(self._turns.messages[self._peers[source], self._peers[self.rank]])
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return added(self.gather(x))
@@ -99,14 +108,29 @@ class VirtualGroup:
 
     def send(self, x: torch.Tensor, to: int) -> None:
         self.num_sent += 1
-        self._turns.messages[self.rank, to].append(x.clone())
+        self._turns.messages[self._peers[self.rank], self._peers[to]].append(x.clone())
+
+    def start_send(self, x: torch.Tensor, to: int) -> Callable[[], object]:
+        self.send(x, to)
+        return lambda: None
+
+    def start_receive(self, into: torch.Tensor, source: int) -> Callable[[], object]:
+        channel = self._peers[source], self._peers[self.rank]
+        queue, wanted = self._turns.messages[channel], self._turns.wanted[channel]
+        wanted.append(into)
+
+        def wait() -> None:
+            while any(one is into for one in wanted):  # messages come in the order in which they were wanted
+                self.wait_until(lambda: bool(queue))
+                first, found = wanted.popleft(), queue.popleft()
+                assert found.shape == first.shape and found.dtype == first.dtype, "two ranks disagree about a message"
+                first.copy_(found)
+
+        return wait
 
     def receive(self, into: torch.Tensor, source: int) -> torch.Tensor:
-        queue = self._turns.messages[source, self.rank]
-        self._turns.until(self.rank, lambda: bool(queue))
-        found = queue.popleft()
-        assert found.shape == into.shape and found.dtype == into.dtype, "two ranks disagree about a message"
-        return into.copy_(found)
+        self.start_receive(into, source)()
+        return into
 
 
 class VirtualRanks:
@@ -164,7 +188,7 @@ class VirtualGang:
         self._shape: Shape | None = None
         self._leader: Leader | None = None
         self.loaded: dict[int, Rank] = {}
-        self.ranks = VirtualRanks(config.tensor_parallel, self._run)
+        self.ranks = VirtualRanks(config.num_ranks, self._run)
         self.group = self.ranks.group
 
     @property

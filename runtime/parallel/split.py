@@ -1,0 +1,132 @@
+"""One rank's share of a model: which layers and which part of each it reads, and the collectives that join them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import torch
+
+from ...protocol.errors import UnknownModel
+from ..layers.attention import Attention
+from ..layers.mlp import MLP
+from ..layers.moe import MoE
+from ..models import Model
+from ..models.adapters import Adapter
+from ..models.decoder import DecoderLayer
+from ..models.loading import LayerRun
+from ..weights.adapter_folder import LowRankPair
+from ..weights.model_config import ModelConfig
+from ..weights.weight_file import WeightFile
+from .group import Group
+from .mesh import Mesh
+from .pipeline import PipelineStage
+from .sharding import Share, SharedFile, piece_len_of, share_of
+from .tensor import RowLinear, SplitEmbedding, SplitHead, SplitMoE
+
+
+class RankSplit:
+    """Implements ``models.loading.Split`` for this rank of ``group``, which has all ranks of the mesh.
+
+    ``source`` is the file that the rank read.
+    """
+
+    def __init__(self, group: Group, mesh: Mesh) -> None:
+        assert group.size == mesh.size
+        self.group, self.mesh = group, mesh
+        self.stage = mesh.stage_of(group.rank)
+        self._tensor = group.part(mesh.ranks_of(self.stage))  # the ranks that share this one's layers
+        self.source: SharedFile | None = None
+        self._share: Share | None = None
+        self._piece_len = 0
+
+    @property
+    def share(self) -> Share:
+        assert self._share is not None, "no file has been read"
+        return self._share
+
+    def file(self, file: WeightFile) -> WeightFile:
+        self._piece_len = piece_len_of(file)
+        self._share = self._share_of(file.config, self._tensor.rank)
+        self.source = SharedFile(file, self._share)
+        return self.source
+
+    def _share_of(self, config: ModelConfig, tensor_rank: int) -> Share:
+        return share_of(config, rank=tensor_rank, size=self.mesh.tensor, piece_len=self._piece_len)
+
+    def run(self, config: ModelConfig) -> LayerRun:
+        return self.mesh.layers_of(config, self.stage)
+
+    def adapter(self, adapter: Adapter) -> Adapter:
+        path, added = adapter
+        layers = self.run(self.share.config).layers
+        last = self.share.config.num_layers - 1
+        beyond = [layer for layer, _ in added if layer > last]
+        if beyond:
+            raise UnknownModel(f"adapter {path} has layer {max(beyond)}, but the model's last is {last}")
+        return path, {
+            (layer, target): self._pair(path, layer, target, pair)
+            for (layer, target), pair in added.items()
+            if layer in layers
+        }
+
+    def _pair(self, path: str, layer: int, target: str, pair: LowRankPair) -> LowRankPair:
+        share, config, (down, up) = self.share, self.share.config, pair
+        if share.size == 1:
+            return pair
+        q_len, kv_len = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        inner = config.intermediate_size
+        rows, num_rows = {
+            "q_proj": ((share.query_rows,), q_len),
+            **dict.fromkeys(("k_proj", "v_proj"), ((share.kv_rows,), kv_len)),
+            "qkv_proj": (share.qkv_rows, q_len + 2 * kv_len),
+            **dict.fromkeys(("gate_proj", "up_proj"), ((share.inner,), inner)),
+            "gate_up_proj": (share.gate_up_rows, 2 * inner),
+        }.get(target, ((range(len(up)),), config.hidden_size))
+        columns, width = {"o_proj": (share.query_rows, q_len), "down_proj": (share.inner, inner)}.get(
+            target, (range(down.shape[1]), config.hidden_size)
+        )
+        if len(up) != num_rows or down.shape[1] != width:
+            raise UnknownModel(
+                f"adapter {path}: {target} of layer {layer} is {len(up)} x {down.shape[1]}, "
+                f"but the model's is {num_rows} x {width}; it was made for another model"
+            )
+        return down[:, columns.start : columns.stop], torch.cat([up[run.start : run.stop] for run in rows])
+
+    def joined(self, model: Model) -> Model:
+        config, mesh = self.share.config, self.mesh
+        run, last = self.run(config), mesh.pipeline - 1
+        holders = [(rank, self._share_of(config, mesh.tensor_rank_of(rank)).vocab) for rank in mesh.ranks_of(last)]
+        embedding = model.embedding
+        if self._tensor.size > 1 and run.has_embedding:
+            embedding = SplitEmbedding(embedding, self.share.vocab, self._tensor)
+        return replace(
+            model,
+            config=msgspec.structs.replace(model.config, vocab_size=config.vocab_size),
+            embedding=embedding,
+            layers=tuple(self._layer(layer) for layer in model.layers),
+            head=SplitHead(model.head, self.group, holders, vocab_size=config.vocab_size),
+            is_split=True,
+            stage=self._stage(config) if mesh.pipeline > 1 else None,
+        )
+
+    def _stage(self, config: ModelConfig) -> PipelineStage:
+        rank, step, count = self.group.rank, self.mesh.tensor, self.mesh.pipeline
+        return PipelineStage(
+            self.group,
+            num_stages=count,
+            before=rank - step if self.stage > 0 else None,
+            after=rank + step if self.stage < count - 1 else None,
+            width=config.hidden_size,
+        )
+
+    def _layer(self, layer: DecoderLayer) -> DecoderLayer:
+        if self._tensor.size == 1:
+            return layer
+        assert isinstance(layer.attention, Attention), "share_of refuses latent attention"
+        layer.attention.output = RowLinear(layer.attention.output, self._tensor)
+        if isinstance(layer.mlp, MLP):
+            layer.mlp.down = RowLinear(layer.mlp.down, self._tensor)
+            return layer
+        assert isinstance(layer.mlp, MoE)
+        return replace(layer, mlp=SplitMoE(layer.mlp, self._tensor))
