@@ -227,7 +227,7 @@ def test_kv_of_images_comes_back_from_disk_by_content(vision_folder: Path, tmp_p
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"tensor_parallel": 2}, "tensor_parallel: vision models are not split; set it to 1"),
+        ({"tensor_parallel": 2}, "tensor_parallel=2: vision models are not split; set it to 1"),
         ({"adapters": {"poet": "/nowhere"}}, "adapter 'poet': vision models take no adapters"),
         ({"draft_model": "self:1"}, "draft_model='self:1': it cannot read the images of a vision model"),
     ],
