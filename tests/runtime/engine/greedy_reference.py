@@ -1,9 +1,9 @@
-"""Greedy text of transformers after twenty prompts (SmolLM2-135M-Instruct, float32), kept in tests/data.
+"""Greedy texts of transformers after twenty prompts, in float32, kept in tests/data.
 
-    python -m phloem.tests.runtime.engine.greedy_reference SmolLM2-135M-Instruct.Q4_1.gguf
+    python -m phloem.tests.runtime.engine.greedy_reference smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
 
-makes the file anew; it takes about a minute on two quiet cores. The logits themselves are compared live, in
-tests/runtime/models/test_smollm2.py.
+makes a model's file anew, from another folder than the repository's root (whose ``kernels`` transformers would take for
+a package of that name). The logits themselves are compared live, in tests/runtime/models/test_smollm2.py.
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from phloem.benchmarks.prose import DOCUMENT
 
-FILE = Path(__file__).parents[2] / "data" / "smollm2_greedy.json"
-NUM_TOKENS = 12
+DATA = Path(__file__).parents[2] / "data"
+NUM_TOKENS = 12  # of SmolLM2
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
@@ -37,35 +37,42 @@ PROMPTS = [
     DOCUMENT[:6000],
     (DOCUMENT + DOCUMENT)[:8200],
 ]
+# The longest is longer than Gemma's window of 512 tokens.
+GEMMA3_PROMPTS = [*PROMPTS[:18], "東京は日本の", "A list\t with  spaces:\n\n\n  - 3 apples 🍎\n"]
+GEMMA3_TOKENS = 48
+SETS = {"smollm2": (PROMPTS, NUM_TOKENS), "gemma3-270m": (GEMMA3_PROMPTS, GEMMA3_TOKENS)}
 
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """The prompt's tokens, the next ``NUM_TOKENS``, and each one's logit minus that of the second-best token."""
+    """The prompt's tokens, the tokens after it, and each one's logit minus that of the second-best token."""
 
     prompt_ids: list[int]
     token_ids: list[int]
     margins: list[float]
 
 
-def expected() -> list[Greedy]:
-    return [Greedy(**entry) for entry in json.loads(FILE.read_text())]
+def expected(model: str = "smollm2") -> list[Greedy]:
+    return [Greedy(**entry) for entry in json.loads(_file(model).read_text())]
 
 
-def make(path: Path) -> None:
+def make(model: str, path: Path) -> None:
+    """By transformers' tokenizer, and its model on weights that ggml's package unpacks, not by the runtime."""
     import torch
-    from phloem.runtime.tokenizer import load_tokenizer
+    import transformers
     from phloem.tests.runtime.models.hf_reference import hf_from_gguf
 
-    model, tokenizer = hf_from_gguf(path), load_tokenizer(path)
+    prompts, num_tokens = SETS[model]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    reference = hf_from_gguf(path)
     made = []
-    for prompt in PROMPTS:
-        ids = tokenizer.encode(prompt)
+    for prompt in prompts:
+        ids = tokenizer(prompt).input_ids
         with torch.inference_mode():
-            out = model.generate(
+            out = reference.generate(
                 torch.tensor([ids]),
-                max_new_tokens=NUM_TOKENS,
-                min_new_tokens=NUM_TOKENS,
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
                 do_sample=False,
                 eos_token_id=None,
                 pad_token_id=0,
@@ -75,9 +82,13 @@ def make(path: Path) -> None:
         tops = [step[0].topk(2).values.tolist() for step in out.logits]
         margins = [round(first - second, 6) for first, second in tops]
         made.append({"prompt_ids": ids, "token_ids": out.sequences[0, len(ids) :].tolist(), "margins": margins})
-    FILE.parent.mkdir(exist_ok=True)
-    FILE.write_text("[\n" + ",\n".join(json.dumps(entry) for entry in made) + "\n]\n")
+    DATA.mkdir(exist_ok=True)
+    _file(model).write_text("[\n" + ",\n".join(json.dumps(entry) for entry in made) + "\n]\n")
+
+
+def _file(model: str) -> Path:
+    return DATA / f"{model.replace('-', '_')}_greedy.json"
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(sys.argv[1], Path(sys.argv[2]))

@@ -3,11 +3,20 @@
 import numpy as np
 import pytest
 from phloem.protocol import ops as o
+from phloem.protocol.errors import UnknownModel
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
+from phloem.runtime.weights.resolve import resolve_model
 from phloem.tests.runtime.engine.driver import Driver, Outcome
-from phloem.tests.runtime.engine.greedy_reference import NUM_TOKENS, PROMPTS, Greedy, expected
+from phloem.tests.runtime.engine.greedy_reference import (
+    GEMMA3_PROMPTS,
+    GEMMA3_TOKENS,
+    NUM_TOKENS,
+    PROMPTS,
+    Greedy,
+    expected,
+)
 
 pytestmark = pytest.mark.model
 
@@ -16,12 +25,12 @@ NUM_SHORT = 17  # have less than 500 tokens
 NEAR_TIE = 1e-3  # float32 sums in another order can reverse smaller differences of logits
 
 
-def submit(driver: Driver, prompt: str) -> Outcome:
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+def submit(driver: Driver, prompt: str, max_tokens: int = NUM_TOKENS) -> Outcome:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     return driver.submit([o.Text(op=0, seq=0, text=prompt), o.Gen(op=1, seq=0, params=params), o.Close(op=2, seq=0)])
 
 
-def differing(outcomes: list[Outcome]) -> list[int]:
+def differing(outcomes: list[Outcome], model: str = "smollm2") -> list[int]:
     """The prompts whose tokens differ from the reference's, up to the first near-tie of its logits."""
 
     def agrees(outcome: Outcome, wanted: Greedy) -> bool:
@@ -31,7 +40,7 @@ def differing(outcomes: list[Outcome]) -> list[int]:
                 return margin < NEAR_TIE
         return True
 
-    return [i for i, pair in enumerate(zip(outcomes, expected(), strict=False)) if not agrees(*pair)]
+    return [i for i, pair in enumerate(zip(outcomes, expected(model), strict=False)) if not agrees(*pair)]
 
 
 def test_the_prompts_equal_the_reference_s_and_some_are_long(smollm2_path):
@@ -79,4 +88,21 @@ def test_the_default_precision_keeps_the_meaning(smollm2_path):
         for out, wanted in zip(outcomes, expected(), strict=False)
     ]
     assert np.mean(same) >= 0.9
+    engine.close()
+
+
+def test_gemma_3_writes_what_transformers_writes():
+    """Twenty prompts, one longer than its window. Its licence has terms, so only those who pulled it run this."""
+    try:
+        path = resolve_model("gemma3-270m")
+    except UnknownModel as error:
+        pytest.skip(f"gemma3-270m: {error}")
+    engine = EngineCore(EngineConfig(model=str(path), precision="float32", num_slots=8000))
+    bos = [engine.tokenizer.bos_id]
+    encoded = [bos + engine.tokenizer.encode(prompt) for prompt in GEMMA3_PROMPTS]
+    assert encoded == [entry.prompt_ids for entry in expected("gemma3-270m")]
+    driver = Driver(engine, check=False)
+    outcomes = [submit(driver, prompt, GEMMA3_TOKENS) for prompt in GEMMA3_PROMPTS]
+    driver.run()
+    assert len(outcomes) == 20 and not differing(outcomes, "gemma3-270m")
     engine.close()

@@ -13,7 +13,8 @@ import transformers
 from gguf.constants import MODEL_ARCH
 from gguf.tensor_mapping import get_tensor_name_map
 
-ARCHES = {"llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3}
+ARCHES = {"llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3, "gemma3": MODEL_ARCH.GEMMA3}
+GEMMA3_LOCAL_THETA = 10000.0  # which its files do not say
 
 
 def hf_from_folder(path: Path) -> torch.nn.Module:
@@ -31,8 +32,16 @@ def hf_from_gguf(path: Path) -> torch.nn.Module:
     heads = field(f"{arch}.attention.head_count")
     kv_heads = field(f"{arch}.attention.head_count_kv", heads)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
+    rope = {"rope_type": "default", "rope_theta": field(f"{arch}.rope.freq_base", 10000.0)}
+    own: dict[str, Any] = {"rope_parameters": rope}
+    if key_length := field(f"{arch}.attention.key_length"):
+        own["head_dim"] = key_length
+    if arch == "gemma3":
+        local = {"rope_type": "default", "rope_theta": GEMMA3_LOCAL_THETA}
+        own["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
+        own |= {"sliding_window": field(f"{arch}.attention.sliding_window"), "query_pre_attn_scalar": key_length}
     config = transformers.AutoConfig.for_model(
-        arch,
+        "gemma3_text" if arch == "gemma3" else arch,
         vocab_size=int(tensors["token_embd.weight"].shape[1]),
         hidden_size=field(f"{arch}.embedding_length"),
         intermediate_size=field(f"{arch}.feed_forward_length"),
@@ -41,9 +50,8 @@ def hf_from_gguf(path: Path) -> torch.nn.Module:
         num_key_value_heads=kv_heads,
         max_position_embeddings=field(f"{arch}.context_length"),
         rms_norm_eps=field(f"{arch}.attention.layer_norm_rms_epsilon"),
-        rope_parameters={"rope_type": "default", "rope_theta": field(f"{arch}.rope.freq_base", 10000.0)},
         tie_word_embeddings="output.weight" not in tensors,
-        **({"head_dim": key_length} if (key_length := field(f"{arch}.attention.key_length")) else {}),
+        **own,
     )
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
@@ -58,9 +66,14 @@ def hf_from_gguf(path: Path) -> torch.nn.Module:
         weight = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         if arch == "llama" and stem.endswith(("q_proj", "k_proj")):
             weight = _half_split(weight, heads if stem.endswith("q_proj") else kv_heads)
+        if arch == "gemma3" and stem.endswith("norm"):
+            weight -= 1.0  # which llama.cpp's converter adds
         state[name] = torch.from_numpy(weight)
     model.load_state_dict(state, assign=True)
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    if arch == "gemma3":  # a buffer, which the meta device leaves without a value
+        embedding = model.model.embed_tokens
+        embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
     return model.eval()
 
 
