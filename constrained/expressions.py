@@ -40,7 +40,8 @@ class Expressions:
         self, has_byte: np.ndarray | None = None, *, fuel: Fuel | None = None, max_expressions: int = 400_000
     ) -> None:
         available = np.ones(256, dtype=bool) if has_byte is None else has_byte
-        self.available = sum(1 << int(b) for b in np.flatnonzero(available))
+        self._available_bytes = bytes(np.flatnonzero(available).tolist())
+        self.available = sum(1 << b for b in self._available_bytes)
         self._continuations = all(available[0x80:0xC0])
         self.max_expressions = max_expressions
         self.fuel = Fuel() if fuel is None else fuel
@@ -90,7 +91,7 @@ class Expressions:
 
     def one_of(self, literals: Iterable[bytes]) -> int:
         """Any of the byte strings. Costs a sort; a derivative costs a bisection."""
-        words = tuple(sorted({w for w in literals if all(self.available >> b & 1 for b in set(w))}))
+        words = tuple(sorted({w for w in literals if not w.translate(None, self._available_bytes)}))
         return self._words(words, 0, len(words), 0)
 
     def _words(self, words: tuple[bytes, ...], lo: int, hi: int, depth: int) -> int:

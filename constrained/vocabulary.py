@@ -85,6 +85,11 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def having(self, mark: bytes) -> np.ndarray:
+        """bool [V]: the tokens of text that hold a byte."""
+        before = np.concatenate([[0], np.cumsum(self.token_bytes[:-1] == mark[0])])
+        return (np.diff(before[self.token_offsets]) > 0) & self.is_text
+
     def build_trie(self, token_ids: np.ndarray) -> Trie:
         """The trie of some tokens; costs one sort of them."""
         order = np.array(sorted(token_ids.tolist(), key=self.tokens.__getitem__), dtype=np.int32)

@@ -2,10 +2,12 @@
 
 import json
 import re
-from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import cache
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
+
+import msgspec
 
 from ..spec import GrammarError
 from .standard import standard_document
@@ -16,45 +18,57 @@ MAX_DEPTH = 200
 RECURSIVE = ""  # the name under which a resource with ``$recursiveAnchor`` stands among the dynamic anchors
 KNOWN_DIALECTS = r"https?://(json-schema\.org/(draft[-/][0-9-]+/(hyper-)?)?schema|spec\.openapis\.org/oas/)"
 
-ONE = ("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "additionalItems",
-       "unevaluatedProperties", "unevaluatedItems")  # fmt: skip
-LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-MAPS = ("properties", "patternProperties", "definitions", "$defs", "dependentSchemas")
+ONE, LIST, MAP = "a schema", "a list", "an object"  # what holds the schemas under a keyword
+HOLDERS = {
+    **dict.fromkeys((
+        "not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "additionalItems", "items",
+        "unevaluatedProperties", "unevaluatedItems"), ONE),
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), LIST),
+    **dict.fromkeys(
+        ("properties", "patternProperties", "definitions", "$defs", "dependentSchemas", "dependencies"), MAP),
+}  # fmt: skip
+NAMING = frozenset(("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"))
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """What ``$schema`` says about the schemas of a resource."""
+class Dialect(msgspec.Struct, frozen=True):
+    """What ``$schema`` says about the schemas of a resource.
+
+    ``ref_stands_alone``: ``$ref`` makes the keywords beside it mean nothing. ``is_draft4``: ``id`` names a resource,
+    and an integer has no point.
+    """
 
     uri: str
-
-    @property
-    def ref_stands_alone(self) -> bool:
-        """Whether ``$ref`` makes the keywords beside it mean nothing."""
-        return any(f"draft-0{n}" in self.uri for n in "34567")
-
-    @property
-    def is_draft4(self) -> bool:
-        """Whether ``id`` names a resource, and an integer has no point."""
-        return "draft-04" in self.uri or "draft-03" in self.uri
-
-    @property
-    def is_known(self) -> bool:
-        return not self.uri or re.match(KNOWN_DIALECTS, self.uri) is not None
+    ref_stands_alone: bool = False
+    is_draft4: bool = False
+    is_known: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A schema inside a document.
+@cache
+def dialect_of(uri: str) -> Dialect:
+    """The dialect that a ``$schema`` names."""
+    return Dialect(
+        uri,
+        ref_stands_alone=any(f"draft-0{n}" in uri for n in "34567"),
+        is_draft4="draft-04" in uri or "draft-03" in uri,
+        is_known=not uri or re.match(KNOWN_DIALECTS, uri) is not None,
+    )
+
+
+class Place(msgspec.Struct, frozen=True, eq=False):
+    """A schema inside a document, told from others by ``key``. Thousands are made: a struct costs least.
 
     ``scope``: the resources entered on the way whose dynamic anchors no resource before them has.
     """
 
-    schema: Json = field(compare=False, hash=False)
+    schema: Json
     pointer: str
     base: str
     scope: tuple[str, ...] = ()
-    dialect: Dialect = field(default=Dialect(""), compare=False, hash=False)
+    dialect: Dialect = Dialect("")
+
+    @property
+    def key(self) -> tuple[str, str, tuple[str, ...]]:
+        return self.pointer, self.base, self.scope
 
 
 def read_json(text: str) -> Json:
@@ -111,12 +125,12 @@ class Document:
         """Index a whole document. Its root, with its own URI, dialect and scope."""
         uri = root.schema.get("$schema") if isinstance(root.schema, dict) else None
         if isinstance(uri, str):
-            root = replace(root, dialect=Dialect(uri))
+            root = msgspec.structs.replace(root, dialect=dialect_of(uri))
         self._index(root, 0)
         return self._entered(_own(root), ())
 
     def _index(self, place: Place, depth: int) -> None:
-        schema, pointer, outer = place.schema, place.pointer, place.base
+        schema, pointer = place.schema, place.pointer
         if not isinstance(schema, dict):
             if not isinstance(schema, bool):
                 shown = json.dumps(schema, default=str)[:40]
@@ -124,11 +138,35 @@ class Document:
             return
         if depth > MAX_DEPTH:
             raise GrammarError(f"the schema nests deeper than {MAX_DEPTH}", where=pointer)
+        if not NAMING.isdisjoint(schema):
+            place = self._named(place, is_root=depth == 0)
+        self.places.append(place)
+        for key, value in schema.items():
+            holder = HOLDERS.get(key)
+            if holder is None:
+                continue
+            if holder == MAP:
+                if not isinstance(value, dict):
+                    raise GrammarError(f"{key} must be an object", where=pointer)
+                for name, inner in value.items():
+                    if key != "dependencies" or not isinstance(inner, list):
+                        self._index(_below(place, inner, f"{key}/{escape(name)}"), depth + 1)
+            elif holder == LIST or (key == "items" and isinstance(value, list)):
+                if not isinstance(value, list):
+                    raise GrammarError(f"{key} must be a list", where=pointer)
+                for i, inner in enumerate(value):
+                    self._index(_below(place, inner, f"{key}/{i}"), depth + 1)
+            else:
+                self._index(_below(place, value, key), depth + 1)
+
+    def _named(self, place: Place, *, is_root: bool) -> Place:
+        """The place with its own URI and dialect, entered by its names."""
+        schema, outer = place.schema, place.base
         place = _own(place)
         base = place.base
         found = _id(schema, place.dialect)
         if found is not None:
-            if base != outer or depth == 0:
+            if base != outer or is_root:
                 self.resources.setdefault(base, place)
             fragment = urldefrag(found).fragment
             if fragment:
@@ -140,23 +178,9 @@ class Document:
         if isinstance(name, str):
             self.anchors.setdefault((base, name), place)
             self._add_dynamic(base, name, place)
-        if schema.get("$recursiveAnchor") is True and (base != outer or depth == 0):
+        if schema.get("$recursiveAnchor") is True and (base != outer or is_root):
             self._add_dynamic(base, RECURSIVE, place)
-        self.places.append(place)
-        for key, value in schema.items():
-            if key in MAPS or key == "dependencies":
-                if not isinstance(value, dict):
-                    raise GrammarError(f"{key} must be an object", where=pointer)
-                for name, inner in value.items():
-                    if key != "dependencies" or not isinstance(inner, list):
-                        self._index(_below(place, inner, f"{key}/{escape(name)}"), depth + 1)
-            elif key in LISTS or (key == "items" and isinstance(value, list)):
-                if not isinstance(value, list):
-                    raise GrammarError(f"{key} must be a list", where=pointer)
-                for i, inner in enumerate(value):
-                    self._index(_below(place, inner, f"{key}/{i}"), depth + 1)
-            elif key in ONE or key == "items":
-                self._index(_below(place, value, key), depth + 1)
+        return place
 
     def _add_dynamic(self, base: str, name: str, place: Place) -> None:
         if (base, name) not in self.dynamic:
@@ -216,7 +240,7 @@ class Document:
         names = self.dynamic_names.get(place.base)
         if names is not None and not all(any((base, name) in self.dynamic for base in scope) for name in names):
             scope = (*scope, place.base)
-        return replace(place, scope=scope) if scope != place.scope else place
+        return msgspec.structs.replace(place, scope=scope) if scope != place.scope else place
 
     def child(self, schema: Json, path: str, place: Place) -> Place:
         """The place of a subschema of the schema at ``place``; ``path`` leads from one to the other."""
@@ -246,7 +270,7 @@ def _own(place: Place) -> Place:
         return place
     dialect = place.dialect
     if isinstance(schema.get("$schema"), str):
-        dialect = Dialect(schema["$schema"])
+        dialect = dialect_of(schema["$schema"])
     found = _id(schema, dialect)
     if found is None or (dialect.ref_stands_alone and "$ref" in schema):
         return place

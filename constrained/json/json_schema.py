@@ -9,7 +9,7 @@ from .documents import Document, Place, escape, read_json
 from .formats import FORMATS
 from .formulas import FALSE, Formulas
 from .inner_values import Kind
-from .keywords import ANNOTATIONS, BOUNDS, check_keyword, has_type, number_bounds
+from .keywords import BOUNDS, CHECKED, check_keyword, has_type, number_bounds
 from .scalars import Scalars
 from .schema_nodes import SchemaNodes
 from .schema_reader import SchemaReader
@@ -90,9 +90,9 @@ class Schemas:
             self._nodes.target(document, place, "$ref")
             return
         for key, value in schema.items():
-            if key in ANNOTATIONS:
+            if key not in CHECKED:
                 continue
-            at = f"{where}/{escape(key)}"
+            at = f"{where}/{key}"
             check_keyword(key, value, at)
             match key:
                 case "pattern":

@@ -11,6 +11,10 @@ from .numbers import Bound
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 COUNTS = frozenset(low + what for what in ("Length", "Items", "Properties", "Contains") for low in ("min", "max"))
 BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+TEXTS = frozenset(("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef", "$anchor", "$dynamicAnchor", "$id"))
+CHECKED = TEXTS | COUNTS | BOUNDS | {
+    "type", "enum", "required", "multipleOf", "uniqueItems", "dependentRequired", "dependencies", "patternProperties",
+}  # fmt: skip
 ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "example", "$comment", "deprecated", "readOnly", "writeOnly",
     "$schema",
@@ -38,7 +42,7 @@ SURE_KEYWORDS = ANNOTATIONS | {key for keys in OBSTACLES.values() for key in key
 
 
 def check_keyword(key: str, value: Json, where: str) -> None:
-    """Raise GrammarError if the keyword does not take such a value."""
+    """Raise GrammarError if the keyword does not take such a value. Keywords outside ``CHECKED`` take any."""
     match key:
         case "type":
             for name in value if isinstance(value, list) else [value]:
@@ -50,7 +54,7 @@ def check_keyword(key: str, value: Json, where: str) -> None:
         case "required":
             is_names = isinstance(value, list) and all(isinstance(v, str) for v in value)
             _expect(is_names, key, "a list of strings", value, where)
-        case "pattern" | "format" | "$ref" | "$dynamicRef" | "$recursiveRef" | "$anchor" | "$dynamicAnchor" | "$id":
+        case _ if key in TEXTS:
             _expect(isinstance(value, str), key, "a string", value, where)
         case "multipleOf":
             _expect(is_number(value) and value > 0, key, "a number above 0", value, where)

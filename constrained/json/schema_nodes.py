@@ -36,7 +36,7 @@ class SchemaNodes:
             return FALSE
         is_kept = document.keeps_unique_items or "uniqueItems" not in schema
         simple = _simple_key(schema) if is_kept else None
-        identity: object = ("simple", simple, place.dialect.is_draft4) if simple is not None else (key, place)
+        identity: object = ("simple", simple, place.dialect.is_draft4) if simple is not None else (key, place.key)
         found = self._ids.get(identity)
         if found is None:
             found = self._ids[identity] = len(self.nodes)

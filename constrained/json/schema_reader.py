@@ -180,7 +180,7 @@ class SchemaReader:
             case "true" | "false":
                 return TRUE if any(v is (kind == "true") for v in options) else FALSE
             case "string":
-                words = [v.encode() for v in options if isinstance(v, str) and _is_encodable(v)]
+                words = [w for v in options if isinstance(v, str) and (w := _encoded(v)) is not None]
                 return formulas.leaf("string", self.schemas.ex.one_of(words)) if words else FALSE
             case "number":
                 values = [Decimal(v) for v in options if is_number(v)]
@@ -408,5 +408,9 @@ def _are_different(items: list[Json]) -> bool:
     return len({key_of(known_value(item)) for item in items}) == len(items)
 
 
-def _is_encodable(text: str) -> bool:
-    return not any(0xD800 <= ord(c) < 0xE000 for c in text)
+def _encoded(text: str) -> bytes | None:
+    """The string in UTF-8; None if it has a surrogate."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return None

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from ..vocabulary import Vocabulary
 from .agreement import Agreement, Known, agreement_with, key_of
 from .recent import Recent
@@ -179,9 +181,9 @@ def crossing_tokens(vocabulary: Vocabulary) -> Crossing:
         search = re.compile(pattern, re.DOTALL).search
         return tuple(i for i in ids if search(vocabulary.tokens[i]))
 
-    commas = matching(rb",", (i for i in range(len(vocabulary)) if vocabulary.is_text[i]))
+    commas = tuple(np.flatnonzero(vocabulary.having(b",")).tolist())
     into_next = matching(_INTO_NEXT, commas)
-    opening = matching(rb"\[.*[^\s\[]", (i for i in range(len(vocabulary)) if vocabulary.is_text[i]))
+    opening = matching(rb"\[.*[^\s\[]", np.flatnonzero(vocabulary.having(b"[")).tolist())
     return Crossing(
         commas,
         into_next,

@@ -296,17 +296,12 @@ class Masks:
             within = np.unpackbits(covered.view(np.uint8), bitorder="little")[: len(vocabulary)].astype(bool)
             kept = within & (np.diff(vocabulary.token_offsets) <= SHORT_TOKEN)
             trie = self.walker.addresses(
-                vocabulary.build_trie(np.flatnonzero(within & ~kept | self._having(b'"') & ~kept))
+                vocabulary.build_trie(np.flatnonzero(within & ~kept | vocabulary.having(b'"') & ~kept))
             )
             bits = np.zeros(32 * vocabulary.num_words, bool)
             bits[: len(kept)] = kept
             found = self._inside[base] = np.packbits(bits, bitorder="little").view(np.uint32), trie
         return found
-
-    def _having(self, mark: bytes) -> np.ndarray:
-        vocabulary = self.vocabulary
-        before = np.concatenate([[0], np.cumsum(vocabulary.token_bytes[:-1] == mark[0])])
-        return (np.diff(before[vocabulary.token_offsets]) > 0) & vocabulary.is_text
 
 
 def _owing(inner: _Inner, owed: int) -> _Inner:
