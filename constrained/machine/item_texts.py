@@ -160,7 +160,7 @@ class Crossing(NamedTuple):
     ``commas`` hold a comma; ``into_next`` also more than the first quote or bracket of the next item. Those
     ``_after_quote`` and ``_after_bracket`` have that behind a quote or closing bracket, for items that end with one;
     ``_after_both`` behind a quote and a bracket.
-    ``whole`` may begin an array with an item and end that item.
+    ``whole`` may begin an array with an item and end that item; ``whole_after_quote`` has the bracket behind a quote.
     """
 
     commas: tuple[int, ...]
@@ -171,6 +171,7 @@ class Crossing(NamedTuple):
     into_next_after_bracket: tuple[int, ...]
     commas_after_both: tuple[int, ...]
     whole: tuple[int, ...]
+    whole_after_quote: tuple[int, ...]
 
 
 _INTO_NEXT = rb',\s*(?:[^\s"\[{]|["\[{].)'
@@ -193,4 +194,5 @@ def crossing_tokens(vocabulary: Vocabulary) -> Crossing:
         matching(rb"[\]}].*" + _INTO_NEXT, into_next),
         matching(rb'".*[\]}].*,', commas),
         opening,
+        matching(rb'".*\[.*[^\s\[]', opening),
     )

@@ -41,7 +41,7 @@ class Repeats:
         if not levels:
             found = self._outside.get(id(row))
             if found is None:
-                found = row, _without(row, self._wrong(config, _tokens_in(row, [self._crossing.whole])))
+                found = row, _without(row, self._wrong(config, _tokens_in(row, [self._opening(state)])))
                 self._outside.put(id(row), found)
             return found[1]
         is_inside = machine.stack_depths[stack] > machine.stack_depths[levels[-1].base]
@@ -83,10 +83,17 @@ class Repeats:
             found = crossing.into_next if has_others else crossing.commas
         out = list(found)
         if text[:1] != b'"':
-            out += crossing.whole
+            out += self._opening(state)
         if len(levels) > 1:
             out += crossing.commas_after_bracket
         return out
+
+    def _opening(self, state: int) -> tuple[int, ...]:
+        """The tokens that may open an array and end its first item."""
+        machine, crossing = self.machine, self._crossing
+        assert crossing is not None
+        is_in_string = state in machine.inside_string or state in machine.counted_states
+        return crossing.whole_after_quote if is_in_string else crossing.whole
 
     def _wrong(self, config: int, tokens: np.ndarray) -> np.ndarray:
         """int32 [n]: those of the tokens that are refused."""
