@@ -62,6 +62,8 @@ from ..protocol.program_call import ProgramCall
 from .attempt import Attempt, Member, Run
 from .cache_watch import CacheWatch
 from .journal import Journal, size_of
+from .loads import Booking
+from .migrate import Migrated, Migrations, Move
 from .pins import KeptPin, KeptPins, ops_of_pin
 from .placer import Placed, Placer
 from .report import FleetReport, ReplicaReport, ask_all, rows_of, sum_of
@@ -128,7 +130,7 @@ class FleetClient:
         self._adapter_changes: dict[str, str | None] = {}  # since the start: name -> folder; None: unloaded
         self._end: PhloemError | None = None
         self._placements: Counter[str] = Counter()
-        self._num_replays = self._num_poisoned = self._num_lost = 0
+        self._num_replays = self._num_poisoned = self._num_lost = self._num_migrations = 0
         self._poisoned: deque[str] = deque(maxlen=MAX_NAMED)
         # the thread's own
         self._waiting: dict[Run, None] = {}  # without an engine, in the order of their coming
@@ -139,6 +141,7 @@ class FleetClient:
         self._wake_out.setblocking(False)
         self._is_closing = False
         self._watch = CacheWatch(self._placer, self._post)
+        self._migrations = Migrations(self._post, choose=self._choose_target, switch=self._switch)
         self._thread = threading.Thread(target=self._serve, name="phloem-fleet", daemon=True)
         self._thread.start()
 
@@ -177,7 +180,8 @@ class FleetClient:
     def drain(self, engine: str, *, migrate: bool = True, timeout_s: float = 0.0) -> bool:
         """Place nothing more there; True once nothing runs there. ``migrate``: move what runs there to other engines.
 
-        Programs stay where no other engine is ready, and where they have no journal any more.
+        They go on there while their KV is copied. Programs stay where no other engine is ready, and where they have no
+        journal any more.
         """
         with self._lock:
             found = self._engines.get(engine)
@@ -188,6 +192,25 @@ class FleetClient:
             if migrate:
                 self._post(partial(self._move_all, found))
             return self._has_moved.wait_for(lambda: not found.runs and not found.num_embeds, timeout_s)
+
+    def migrate(self, program: str, engine: str) -> Future[Migrated]:
+        """Move a program to ``engine`` while it runs. It stays where it is if its KV cannot be copied.
+
+        Raises InvalidRequest where no engine runs the program, or ``engine`` takes none.
+        """
+        run = self._runs.get(program)
+        attempt = None if run is None else run.attempt
+        if run is None or attempt is None:
+            text = f"program {program!r} is on no engine: it has ended, or waits for one"
+            raise InvalidRequest(text, where="program")
+        with self._lock:
+            ready = {e.name: e for e in self._ready()}
+        if engine not in ready:
+            text = f"engine {engine!r} is not one of those that take programs: {', '.join(ready) or 'none'}"
+            raise InvalidRequest(text, where="engine")
+        move = Move(run, attempt, ready[engine], is_optional=True)
+        self._post(partial(self._migrations.begin, move))
+        return move.ended
 
     def remove(self, engine: str, error: PhloemError) -> None:
         """The engine is lost or to be stopped: its programs are replayed elsewhere. Nothing happens if it is gone."""
@@ -445,6 +468,20 @@ class FleetClient:
 
         ``place(engines)`` decides where there are several. The caller holds the program's lock.
         """
+        found = self._find(run, place)
+        if found is None:
+            return None
+        engine, run.booking = found
+        with self._lock:
+            engine.runs.add(run)
+            if run.is_suspect:
+                self._suspects.discard(run)
+                engine.trial = run
+                run.trial_s = time.monotonic()
+        return engine
+
+    def _find(self, run: Run, place: Callable[[Collection[str]], Placed]) -> tuple[Member, Booking | None] | None:
+        """The engine for ``run`` and the work booked there; as ``_choose``, but ``run`` is not on it yet."""
         with self._lock:
             ready = [e for e in self._ready() if e.trial is None]
             if run.is_suspect:
@@ -465,14 +502,8 @@ class FleetClient:
             engine = self._engines.get(placed.engine)
             if engine is None:  # it has ended just now
                 return None
-            engine.runs.add(run)
-            run.booking = placed.booking
             self._placements[placed.reason] += 1
-            if run.is_suspect:
-                self._suspects.discard(run)
-                engine.trial = run
-                run.trial_s = time.monotonic()
-            return engine
+            return engine, placed.booking
 
     def _go_on(self, run: Run, attempt: Attempt, submit: Submit) -> None:
         """Send more ops of a program, whose earlier ones have all ended; to another engine if that is worth the move.
@@ -905,15 +936,69 @@ class FleetClient:
             runs = list(engine.runs)
         for run in runs:
             with run.deliver, run.lock:
-                if (
-                    run.attempt is None
-                    or run.attempt.engine is not engine
-                    or run.is_cancelled
-                    or not run.journal.is_whole
-                ):
+                attempt = run.attempt
+                if attempt is None or attempt.engine is not engine or run.is_cancelled or not run.journal.is_whole:
                     continue
-                self._leave(run, cancel=True)
+                if not run.is_suspect:
+                    self._migrations.begin(Move(run, attempt))
+                    continue
+                self._leave(run, cancel=True)  # it is to be alone where it goes on
             self._wait(run)
+
+    def _choose_target(self, move: Move) -> bool:
+        """Decide where the program goes, as late as that can be; False where there is no other engine now."""
+        run = move.run
+        if move.target is None:
+            with run.lock:
+                found = self._find(run, partial(self._place_again, run))
+            if found is None:
+                return False
+            move.target, move.booking = found
+        return move.target is not move.attempt.engine
+
+    def _switch(self, move: Move) -> None:
+        """Take the program off its engine, and replay its journal at the target or where else an engine is ready."""
+        run, target = move.run, move.target
+        assert target is not None
+        fault: PhloemError | None = None
+        with run.deliver:
+            with run.lock:
+                with self._lock:
+                    is_there = target in self._ready() and target.trial is None
+                if not is_there:
+                    move.why = move.why or f"engine {target.name} takes no programs any more"
+                stays = self._why_it_stays(move)
+                if (stays or not is_there) and move.booking is not None:
+                    self._placer.finish(move.booking, time.monotonic())
+                if stays:
+                    move.why = stays
+                    return
+                self._leave(run, cancel=True)
+                if is_there:
+                    with self._lock:
+                        target.runs.add(run)
+                        self._num_migrations += not move.why
+                    run.booking = move.booking
+                    try:
+                        self._replay(run, target)
+                    except EngineLost:  # it has ended just now
+                        self._leave(run)
+                    except PhloemError as error:
+                        fault = error
+                        self._leave(run, cancel=True)
+            if fault is not None:
+                run.call.lose(fault)
+                self._forget(run)
+        self._wait(run)  # where no engine has it
+
+    def _why_it_stays(self, move: Move) -> str:
+        """Why the program is not to be moved after all, or "". The caller holds the program's lock."""
+        run = move.run
+        if run.attempt is not move.attempt or run.is_cancelled:
+            return "it has ended or left its engine"
+        if not run.journal.is_whole:
+            return "its journal has grown too large for a replay"
+        return move.why if move.is_optional else ""
 
     def _fail_all(self) -> None:
         assert self._end is not None
@@ -947,6 +1032,7 @@ class FleetClient:
             waiting=len(self._waiting),
             placements=dict(self._placements),
             replays=self._num_replays,
+            migrations=self._num_migrations,
             poisoned=self._num_poisoned,
             poisoned_programs=tuple(self._poisoned),
             engines_lost=self._num_lost,
