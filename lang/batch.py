@@ -21,9 +21,7 @@ MAX_WAITING_BODIES = 1024
 
 
 class Begin(Protocol):
-    def __call__(
-        self, arguments: dict[str, Any], *, is_awaited: bool = False, loop: asyncio.AbstractEventLoop | None = None
-    ) -> ProgramState:
+    def __call__(self, arguments: dict[str, Any], *, is_awaited: bool) -> ProgramState:
         """The state of one item whose body has not begun."""
         ...
 
@@ -35,8 +33,9 @@ class Batch:
     name: str
     items: list[dict[str, Any]]
     begin: Begin
-    run_body: Callable[[ProgramState, dict[str, Any]], None]
-    run_body_async: Callable[[ProgramState, dict[str, Any]], Coroutine[Any, Any, None]]
+    begin_async: Callable[[dict[str, Any], asyncio.AbstractEventLoop], Coroutine[Any, Any, ProgramState]]
+    run_body: Callable[[ProgramState, dict[str, Any], Callable[[ProgramState], None]], ProgramState]
+    run_body_async: Callable[[ProgramState, dict[str, Any]], Coroutine[Any, Any, ProgramState]]
     limit: int | None
     shows_progress: bool
 
@@ -97,7 +96,7 @@ class BodyCrew:
             return False
         state = self._batch.begin(arguments, is_awaited=wait)
         self._begun.append(state)
-        self._batch.run_body(state, arguments)
+        state = self._batch.run_body(state, arguments, self._begun.append)
         if wait:
             _finish(state)
         self.states[index] = state
@@ -169,8 +168,8 @@ def _tasks_of(batch: Batch) -> list[asyncio.Task[ProgramState]]:
     loop = asyncio.get_running_loop()
 
     async def run_one(arguments: dict[str, Any]) -> ProgramState:
-        state = batch.begin(arguments, loop=loop)
-        await batch.run_body_async(state, arguments)
+        state = await batch.begin_async(arguments, loop)
+        state = await batch.run_body_async(state, arguments)
         session = state.program.session
         closed = session.closed
         if not closed.is_done:

@@ -26,6 +26,7 @@ from .nodes import Leading
 from .program import ProgramRun
 from .replay import replay
 from .sampling_params import SAMPLING_NAMES, sampling_overrides
+from .session import Turn
 from .state import ProgramState
 from .tracer import TracerProgramState, current_trace, leading_nodes, trace_call, trace_program
 
@@ -76,6 +77,15 @@ def _no_such_argument(function: SglFunction, name: str, options: frozenset[str])
     return f"{function.__name__}() got an unexpected keyword argument {name!r}; it takes {own}; {hint}"
 
 
+async def _choose_async(
+    backend: BaseBackend, prompt: tuple[Any, ...], settings: ProgramSettings, *, stream: bool
+) -> Turn | None:
+    """``backend.choose``, which must not block the event loop."""
+    if backend.asks_before_run:
+        return await asyncio.to_thread(backend.choose, prompt, settings, stream=stream)
+    return backend.choose(prompt, settings, stream=stream)
+
+
 class SglFunction:
     """A program, made by ``@function``."""
 
@@ -123,7 +133,8 @@ class SglFunction:
         stream = bool(options.options.get("stream", False))
         inline = not options.options.get("use_thread", True)
         arguments = {**options.arguments, **self.bind_arguments}
-        state = self._begin(backend, options, arguments, stream=stream, inline=inline)
+        turn = backend.choose((*args, arguments), options.settings, stream=stream)
+        state = self._begin(backend, options, arguments, turn=turn, stream=stream, inline=inline)
         program = state.program
         if stream and not inline:
             program.body_thread = None
@@ -133,9 +144,9 @@ class SglFunction:
             )
             thread.start()
         else:
-            self._run_body(state, args, arguments)
-            if program.error is not None:
-                raise program.error
+            state = self._run_body(state, args, arguments)
+            if state.program.error is not None:
+                raise state.program.error
         return state
 
     def _begin(
@@ -144,6 +155,7 @@ class SglFunction:
         options: RunOptions,
         arguments: dict[str, Any],
         *,
+        turn: Turn | None,
         stream: bool = False,
         inline: bool = False,
         is_awaited: bool = False,
@@ -156,7 +168,7 @@ class SglFunction:
                 "cannot be streamed; leave out stream=True or num_api_spec_tokens"
             )
         program = ProgramRun(
-            backend,
+            backend if turn is None else turn.backend,
             sampling=options.sampling,
             stream=stream,
             settings=options.settings,
@@ -165,6 +177,7 @@ class SglFunction:
             loop=loop,
             arguments=arguments,
             num_api_spec_tokens=self.num_api_spec_tokens,
+            turn=turn,
         )
         return ProgramState(program.root)
 
@@ -172,8 +185,25 @@ class SglFunction:
         """Call the body."""
         state.ret_value = self.func(state, *args, **arguments)
 
-    def _run_body(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
-        """Run the body to its end. An exception that it raises is kept in ``program.error``."""
+    def _run_body(
+        self,
+        state: ProgramState,
+        args: tuple[Any, ...],
+        arguments: dict[str, Any],
+        on_again: Callable[[ProgramState], None] | None = None,
+    ) -> ProgramState:
+        """Run the body to its end, again where its turn says so: the last state, and ``on_again`` gets each new one."""
+        self._run_body_once(state, args, arguments)
+        while (turn := state.program.turn) is not None and (turn := turn.next(state)) is not None:
+            program = state.program.again(turn)
+            state = ProgramState(program.root)
+            if on_again is not None:
+                on_again(state)
+            self._run_body_once(state, args, arguments)
+        return state
+
+    def _run_body_once(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        """An exception that the body raises is kept in ``program.error``."""
         program = state.program
         program.body_thread = threading.get_ident()
         try:
@@ -196,17 +226,29 @@ class SglFunction:
         loop = asyncio.get_running_loop()
         arguments = {**options.arguments, **self.bind_arguments}
         stream = bool(options.options.get("stream", False))
-        state = self._begin(backend, options, arguments, stream=stream, loop=loop)
+        turn = await _choose_async(backend, (*args, arguments), options.settings, stream=stream)
+        state = self._begin(backend, options, arguments, turn=turn, stream=stream, loop=loop)
         program = state.program
         if program.stream:
             program.body_task = loop.create_task(self._run_body_async(state, args, arguments))
             return state
-        await self._run_body_async(state, args, arguments)
-        if program.error is not None:
-            raise program.error
+        state = await self._run_body_async(state, args, arguments)
+        if state.program.error is not None:
+            raise state.program.error
         return state
 
-    async def _run_body_async(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+    async def _run_body_async(
+        self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]
+    ) -> ProgramState:
+        """``_run_body`` for an event loop."""
+        await self._run_body_once_async(state, args, arguments)
+        while (turn := state.program.turn) is not None and (turn := await turn.next_async(state)) is not None:
+            program = state.program.again(turn)
+            state = ProgramState(program.root)
+            await self._run_body_once_async(state, args, arguments)
+        return state
+
+    async def _run_body_once_async(self, state: ProgramState, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         program = state.program
         try:
             if self.is_async:
@@ -290,16 +332,20 @@ class SglFunction:
             if sum(len(node.text) for node in nodes) > MIN_PREFIX_CHARS:
                 backend.cache_nodes(nodes)
 
-        def begin(
-            arguments: dict[str, Any], *, is_awaited: bool = False, loop: asyncio.AbstractEventLoop | None = None
-        ) -> ProgramState:
-            return self._begin(backend, options, arguments, is_awaited=is_awaited, loop=loop)
+        def begin(arguments: dict[str, Any], *, is_awaited: bool) -> ProgramState:
+            turn = backend.choose((arguments,), options.settings, stream=False)
+            return self._begin(backend, options, arguments, turn=turn, is_awaited=is_awaited)
+
+        async def begin_async(arguments: dict[str, Any], loop: asyncio.AbstractEventLoop) -> ProgramState:
+            turn = await _choose_async(backend, (arguments,), options.settings, stream=False)
+            return self._begin(backend, options, arguments, turn=turn, loop=loop)
 
         return Batch(
             name=self.__name__,
             items=[{**item, **self.bind_arguments} for item in items],
             begin=begin,
-            run_body=lambda state, arguments: self._run_body(state, (), arguments),
+            begin_async=begin_async,
+            run_body=lambda state, arguments, on_again: self._run_body(state, (), arguments, on_again),
             run_body_async=lambda state, arguments: self._run_body_async(state, (), arguments),
             limit=None if limit == "auto" else limit,
             shows_progress=bool(options.options.get("progress_bar")),

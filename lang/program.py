@@ -49,7 +49,7 @@ from .nodes import (
 )
 from .reasoning import SplitLeaf, thinking_style
 from .sampling_params import sampling_of_fork
-from .session import Session
+from .session import Session, Turn
 from .settling import AskingNode, Settling
 from .types import ParseError
 from .values import (
@@ -97,8 +97,10 @@ class ProgramRun:
         loop: asyncio.AbstractEventLoop | None = None,
         arguments: Mapping[str, Any] = _NONE,
         num_api_spec_tokens: int | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self.backend = backend
+        self.turn = turn  # of a run that several backends may have
         self.sampling = sampling
         self.stream = stream
         self.settings = settings
@@ -123,6 +125,20 @@ class ProgramRun:
         self.is_ending = False
         self.session: Session = backend.open_session(self) or InterpretedSession(backend, self)
         self.root = SequenceLog(self)
+
+    def again(self, turn: Turn) -> ProgramRun:
+        """A run as this one was before its body began, elsewhere."""
+        return ProgramRun(
+            turn.backend,
+            sampling=self.sampling,
+            settings=self.settings,
+            inline=self.inline,
+            is_awaited=self.is_awaited,
+            loop=self.loop,
+            arguments=self.arguments,
+            num_api_spec_tokens=self.num_api_spec_tokens,
+            turn=turn,
+        )
 
     def new_seq(self, sequence: SequenceLog) -> int:
         self.sequences.append(sequence)

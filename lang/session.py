@@ -1,4 +1,4 @@
-"""The two protocols between a run of a program and its backend: what a session offers, and what it may read."""
+"""The protocols between a run of a program and its backend: a session, what it may read, and where a run goes."""
 
 from __future__ import annotations
 
@@ -70,4 +70,23 @@ class Session(Protocol):
 
     def cancel(self, leaf: Leaf | None = None) -> None:
         """Cancel one leaf, or with None the whole run."""
+        ...
+
+
+class Turn(Protocol):
+    """Where one run goes, of several backends. A run that was not good enough has another turn, elsewhere."""
+
+    @property
+    def backend(self) -> Any: ...
+
+    def report(self) -> dict[str, Any]:
+        """What the run's ``stats()`` tell of it."""
+        ...
+
+    def next(self, state: Any) -> Turn | None:
+        """After the body of ``state``: the turn that runs it again, or None where that was the last one."""
+        ...
+
+    async def next_async(self, state: Any) -> Turn | None:
+        """``next`` for an event loop."""
         ...

@@ -324,13 +324,17 @@ class ProgramState:
                     program.session.cancel(source)
 
     def stats(self) -> dict[str, Any]:
-        """The cost of the run as the runtime counts it, and ``messages``: how many messages the program sent."""
+        """The cost of the run as the runtime counts it, and ``messages``: how many messages the program sent.
+
+        Of a run of ``Models`` also ``model``, ``rule``, ``reason`` and ``tries``; the cost is that of the last try.
+        """
         program = self.program
         if program.is_inside:
             raise InvalidRequest("stats() is about a finished run; call it on the state that run() returned")
         program.wait_body()
         program.session.closed.wait_for(program.session.closed.done)
-        return {"messages": program.num_messages, **(program.session.closed.meta or {})}
+        turn = {} if program.turn is None else program.turn.report()
+        return {"messages": program.num_messages, **(program.session.closed.meta or {}), **turn}
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """New text as it is generated, constants included, or only that of one variable.

@@ -17,7 +17,7 @@ from ..chat_template import ChatTemplate, get_chat_template
 from ..choices import ChoicesDecision, ChoicesSamplingMethod
 from ..nodes import Leading
 from ..sampling_params import SglSamplingParams
-from ..session import RunTerms, Session
+from ..session import RunTerms, Session, Turn
 from .executor import StreamExecutor
 
 
@@ -31,6 +31,7 @@ class BaseBackend:
     has_own_loop: bool = False  # generate_async() runs on the backend's loop instead of the program's
     max_threads: int = 256  # how many generations may block at once
     chat_template: ChatTemplate | None = None
+    asks_before_run: bool = False  # choose() waits for a model
     served_settings: frozenset[str] = frozenset(("deadline_s", "name"))  # a run that sets another is refused
 
     def check_settings(self, settings: ProgramSettings) -> None:
@@ -45,6 +46,10 @@ class BaseBackend:
                     "on a phloem.Runtime",
                     where=field.name,
                 )
+
+    def choose(self, prompt: Sequence[Any], settings: ProgramSettings, *, stream: bool) -> Turn | None:
+        """Where a run goes, by the arguments of its program; None: to this backend."""
+        return None
 
     def open_session(self, run: RunTerms) -> Session | None:
         """This backend's side of one run. None: an ``InterpretedSession`` makes one call per generation."""
