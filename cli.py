@@ -27,8 +27,10 @@ from .flags import (
     explained,
     parse_at_least_one,
     parse_cached_share,
+    parse_choices,
     parse_count,
     parse_duration,
+    parse_pattern,
     parse_port,
     parse_rate,
     parse_time_limit,
@@ -107,14 +109,15 @@ def _serve(args: argparse.Namespace) -> int:
     from .cluster.restarts import RestartPolicy
     from .runtime.server import serve
 
-    how = _how_it_runs(config) + (f", {args.replicas} replicas" if args.replicas > 1 else "")
     supervise = _supervise(args)
+
+    def greeting(url: str) -> str:
+        replicas = f", {args.replicas} replicas" if args.replicas > 1 else ""
+        return f"phloem serves {args.model} at {url}, {_how_it_runs(config)}{replicas} (Ctrl-C ends it)"
+
     with (
         otel_tracer() as tracer,
-        _loading_bars(lambda url: f"phloem serves {args.model} at {url}, {how} (Ctrl-C ends it)") as (
-            progress,
-            on_ready,
-        ),
+        _loading_bars(greeting) as (progress, on_ready),
     ):
         return serve(
             config,
@@ -653,8 +656,6 @@ def _add_chat(commands: Any) -> None:
 
 
 def _add_generate(commands: Any) -> None:
-    from .commands.generate import parse_choices, parse_pattern
-
     generate = commands.add_parser(
         "generate",
         help="print one answer",

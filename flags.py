@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import typing
 from collections.abc import Callable, Collection
 from typing import Any, Literal
@@ -171,3 +172,20 @@ parse_rate = _number(lambda rate: 0 <= rate < float("inf"), "0 (off) or above")
 parse_cached_share = _number(lambda share: 0 <= share <= 1, "between 0 and 1")
 
 _NUMBERS: dict[Any, Callable[[str], Any]] = {int: parse_count, float: parse_duration}
+
+
+def parse_choices(text: str) -> tuple[str, ...]:
+    """``a,b`` as two texts. Raises ValueError for an empty or repeated one."""
+    choices = tuple(text.split(","))
+    if len(choices) < 2 or "" in choices or len(set(choices)) < len(choices):
+        raise ValueError(f"{text!r} is not two or more different texts with commas between them, for example yes,no")
+    return choices
+
+
+def parse_pattern(text: str) -> str:
+    """Raises ValueError for a text that is no regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+    return text

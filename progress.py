@@ -4,24 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich import progress as rich
 
 Progress = Callable[[str, int, int], None]
 
 
 class Bars:
-    """A progress bar on stderr. It is drawn when the first progress is reported."""
+    """A progress bar on stderr. It is made and drawn when the first progress is reported: most starts report none."""
 
     def __init__(self, unit: Literal["bytes", "count"]) -> None:
+        self._unit = unit
+        self._shown = ""
+
+    @cached_property
+    def _bars(self) -> rich.Progress:
         from rich import progress as rich
         from rich.console import Console
 
-        is_bytes = unit == "bytes"
+        is_bytes = self._unit == "bytes"
         amount = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if is_bytes else (rich.MofNCompleteColumn(),)
         columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *amount, rich.TimeRemainingColumn())
-        self._bars = rich.Progress(*columns, console=Console(stderr=True))
-        self._task = self._bars.add_task("", start=False, visible=False)
-        self._shown = ""
+        return rich.Progress(*columns, console=Console(stderr=True))
+
+    @cached_property
+    def _task(self) -> rich.TaskID:
+        return self._bars.add_task("", start=False, visible=False)
 
     def show(self, what: str, done: int, total: int) -> None:
         if not self._shown:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 
 from .answers import Asking, Reply, Source, Wanted
@@ -49,20 +48,3 @@ def _as_json(asking: Asking, model: str) -> dict[str, object]:
         "completion_tokens": reply.completion_tokens,
     }
     return {"text": reply.text, "finish_reason": reply.finish_reason, "usage": usage, "model": model}
-
-
-def parse_choices(text: str) -> tuple[str, ...]:
-    """``a,b`` as two texts. Raises ValueError for an empty or repeated one."""
-    choices = tuple(text.split(","))
-    if len(choices) < 2 or "" in choices or len(set(choices)) < len(choices):
-        raise ValueError(f"{text!r} is not two or more different texts with commas between them, for example yes,no")
-    return choices
-
-
-def parse_pattern(text: str) -> str:
-    """Raises ValueError for a text that is no regular expression."""
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text!r} is no regular expression: {error}") from None
-    return text

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...cluster.prompts import first_prompt
 from ...cluster.restarts import RestartPolicy
 from ...cluster.supervisor import Supervisor
 from ...protocol.errors import InvalidRequest, PhloemError
@@ -93,6 +92,8 @@ def serve(
             config = msgspec.structs.replace(config, prefix_cache=False)  # replicas publish no cached prefixes
 
         def tokens_of(ops: Sequence[AnyOp]) -> list[int]:
+            from ...cluster.prompts import first_prompt  # tokenizers load beside the engine, not before it
+
             tokenizer = loading.result().tokenizer
             return [] if tokenizer is None else first_prompt(ops, tokenizer)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import phloem
 import pytest
 from phloem import cli
-from phloem.commands.generate import parse_choices
+from phloem.flags import parse_choices
 from phloem.protocol import ops
 from phloem.tests.commands.terminal import HANGING_S, terminal
 from phloem.tests.lang.fakes import ENDLESS
