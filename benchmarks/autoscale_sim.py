@@ -1,6 +1,6 @@
 """Rules for the number of replicas, compared on a simulated fleet: a day's curve of arrivals, a step and a burst.
 
-    python -m benchmarks.autoscale_sim [--save] [--quick] [--trace NAME]
+    python -m benchmarks.autoscale_sim [--save] [--quick] [--trace NAME] [--seed N] [--rule NAME]
 
 Each engine is one L40S that runs an 8-billion-parameter model with eight rows; ``runtime.planning`` predicts its step
 times. It takes programs ``START_S`` after it was ordered. A day is two hours long. Rules:
@@ -14,12 +14,12 @@ Replica-hours count from the order of a replica. A turn is an order after a drai
 """
 
 import argparse
+import itertools
 import math
 import random
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -123,9 +123,17 @@ class Fixed(QueueDepth):
         return int(self.target)
 
 
-def rules(clock: StepClock) -> dict[str, ReplicaRule]:
-    queues = {f"queue {n}": QueueDepth(n) for n in (2, 3, 4, 5, 6)}
-    return {"ours": OurRule(clock), **queues, "fixed 6": Fixed(6), "fixed 9": Fixed(9)}
+RULES = ("ours", *(f"queue {n}" for n in (2, 3, 4, 5, 6)), "fixed 6", "fixed 9")
+
+
+def rule_of(name: str, clock: StepClock) -> ReplicaRule:
+    kind, _, number = name.partition(" ")
+    match kind:
+        case "ours":
+            return OurRule(clock)
+        case "queue":
+            return QueueDepth(float(number))
+    return Fixed(float(number))
 
 
 def run(trace: Trace, rule: ReplicaRule, clock: StepClock) -> dict[str, Any]:
@@ -133,7 +141,7 @@ def run(trace: Trace, rule: ReplicaRule, clock: StepClock) -> dict[str, Any]:
     made = FleetSimulation(trace, FleetRule(), shape, clock, scaling=rule).run()
     first = sorted(call.first_s - call.arrival_s for call in made.calls)
     numbers = [wanted for _, wanted in made.wanted]
-    changes = [b - a for a, b in pairwise(numbers) if a != b]
+    changes = [b - a for a, b in itertools.pairwise(numbers) if a != b]
     return {
         "calls": len(made.calls),
         "unfinished": sum(len(program.calls) for program in trace.programs) - len(made.calls),
@@ -144,7 +152,7 @@ def run(trace: Trace, rule: ReplicaRule, clock: StepClock) -> dict[str, Any]:
         "replica_hours": made.paid_s / 3600,
         "most": max(numbers),
         "changes": len(changes),
-        "turns": sum((a > 0) != (b > 0) for a, b in pairwise(changes)),
+        "turns": sum((a > 0) != (b > 0) for a, b in itertools.pairwise(changes)),
         "moved": made.num_replayed,
     }
 
@@ -154,17 +162,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="run a tenth of each trace")
     parser.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
     parser.add_argument("--trace", choices=TRACES, action="append", help="run this trace; may be repeated")
+    parser.add_argument("--seed", type=int, action="append", help="draw the arrivals by this seed; may be repeated")
+    parser.add_argument("--rule", choices=RULES, action="append", help="this rule; may be repeated")
     options = parser.parse_args()
     about, clock, made = print_header(), step_clock(), {}
-    for name in options.trace or TRACES:
+    for name, seed in itertools.product(options.trace or TRACES, options.seed or (1,)):
         print(
-            f"\n{name}\n  {'':10}{'calls':>7}{'p50':>8}{'p99':>8}{'most':>8}{'over goal':>11}{'hours':>7}{'most':>6}"
+            f"\n{name}, seed {seed}\n"
+            f"  {'':10}{'calls':>7}{'p50':>8}{'p99':>8}{'most':>8}{'over goal':>11}{'hours':>7}{'most':>6}"
             f"{'changes':>9}{'turns':>7}{'moved':>7}{'CPU':>7}"
         )
-        for rule_name, rule in rules(clock).items():
+        for rule_name in options.rule or RULES:
             start_s = time.process_time()
-            found = run(trace_of(name, scale=0.1 if options.quick else 1.0), rule, clock)
-            made[f"{name}, {rule_name}"] = found
+            trace = trace_of(name, scale=0.1 if options.quick else 1.0, seed=seed)
+            made[f"{name}, {rule_name}, seed {seed}"] = found = run(trace, rule_of(rule_name, clock), clock)
             print(
                 f"  {rule_name:10}{found['calls']:7,}{found['ttft_p50_s']:7.2f}s{found['ttft_p99_s']:7.2f}s"
                 f"{found['ttft_max_s']:7.1f}s{found['over_goal']:11.2%}{found['replica_hours']:7.1f}{found['most']:6}"

@@ -10,11 +10,13 @@ after a preemption count as computed.
 ``optimum``: the same run with Belady's rule. The cache evicts the tokens that are needed furthest in the future, by the
 times of the program-aware run. ``alone``: Belady's rule for one call at a time with the whole pool, an upper bound for
 concurrent calls. ``infinite``: no eviction. The optimum knows the next question, which no real policy can predict for
-random calls. ``known``: a policy that knows the mean frequency of each prefix, from other draws of the same trace.
+random calls. ``known``: a policy that knows the mean frequency of each prefix, from other draws of the same trace; in
+``http_chat`` one that knows by which law conversations pause and end.
 """
 
 import argparse
 import heapq
+import math
 import random
 import statistics
 import time
@@ -31,7 +33,7 @@ from phloem.radix_cache.node import RadixNode
 from phloem.runtime.scheduler import Scheduler, SchedulerConfig, Sequence, TokenBuffer
 
 from . import RESULTS, print_header, save
-from .traces import TRACES
+from .traces import LEAST_TURNS, MOST_TURNS, PAUSE_S, TRACES
 
 BASE_S, TOKEN_S, CONTEXT_S = 8e-3, 20e-6, 25e-9
 TTFT_TARGET_S, TOKEN_TARGET_S = 2.0, 0.05
@@ -243,6 +245,34 @@ def by_law(trace: Trace, others: list[Trace]) -> Policy:
     return least_needed
 
 
+class KnownTurns:
+    """An eviction policy for ``traces.http_chat`` that knows by which law its conversations pause and end.
+
+    The odds that one goes on after a pause (``radix_cache.returns``), from the true law instead of counts.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._firsts = [span.first for span in trace.paths.spans]
+        self._turns = {}
+        for program in trace.programs:
+            turn = 1 + int(program.name.rpartition(" ")[2])
+            for call in program.calls:
+                self._turns |= {span.index: turn for span in (call.prompt[-1], call.output[-1])}
+        self._of_use: dict[int, tuple[float, int | None]] = {}  # by the tree's time: seconds, and the turn of that use
+        self.now_s: Callable[[], float] = lambda: 0.0
+
+    def __call__(self, leaf: RadixNode, age: float) -> tuple[float, ...]:
+        # The leaf of a conversation is offered before the rest of its path, whose spans are of earlier turns.
+        turn = self._turns.get(bisect_right(self._firsts, leaf.tokens.item(-1)) - 1)
+        used_s, turn = self._of_use.setdefault(leaf.last_use, (self.now_s(), turn))
+        if turn is None:
+            return (math.inf,)  # a system prompt
+        if turn == MOST_TURNS:
+            return (-math.inf, used_s)
+        share = 1.0 - 1e-9 if turn < LEAST_TURNS else 1 - 1 / (MOST_TURNS + 1 - turn)
+        return (used_s + PAUSE_S * math.log(share / (1 - share)),)
+
+
 def belady_hit_rate(trace: Trace, calls: list[TimedCall], num_slots: int) -> float:
     """The hit rate of Belady's rule when calls run one at a time, in the given order, each with the whole pool."""
     needs = Needs(trace, calls, [float(i) for i in range(len(calls))])
@@ -325,6 +355,12 @@ def compare(
     if name in DRAWN_ALONE:
         others = [make(len(trace.programs), rate * load * scale, random.Random(seed)) for seed in range(2, 22)]
         informed = Simulation(trace, REFERENCE, num_slots, policy=by_law(trace, others))
+        informed.run()
+        bounds["known"] = hit_rate(informed.arrived)
+    if name == "http_chat":
+        known = KnownTurns(trace)
+        informed = Simulation(trace, REFERENCE, num_slots, policy=known)
+        known.now_s = lambda: informed.now_s
         informed.run()
         bounds["known"] = hit_rate(informed.arrived)
     print("  " + "   ".join(f"{bound} {rate:.1%}" for bound, rate in bounds.items()))

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from phloem.cluster.traces import Paths, Span, TimedCall, TimedProgram, Trace
 
+LEAST_TURNS, MOST_TURNS, PAUSE_S = 2, 10, 10.0  # of a chat
+
 
 def chat(n: int, rate: float, rng: random.Random) -> Trace:
     """Conversations of 2 to 10 turns below one of 4 system prompts; people think for about 10 s."""
@@ -12,10 +14,10 @@ def chat(n: int, rate: float, rng: random.Random) -> Trace:
     for i, program in enumerate(_arrivals("chat", n, rate, rng)):
         path = paths.add((), f"system {i % 4}", 400)
         last: tuple[TimedCall, ...] = ()
-        for turn in range(rng.randint(2, 10)):
+        for turn in range(rng.randint(LEAST_TURNS, MOST_TURNS)):
             path = paths.add(path, f"{i} turn {turn}", _length(rng, 60))
             call = program.call(
-                paths, 0, path, _length(rng, 150), delay_s=rng.expovariate(0.1) if turn else 0.0, after=last
+                paths, 0, path, _length(rng, 150), delay_s=rng.expovariate(1 / PAUSE_S) if turn else 0.0, after=last
             )
             path, last = call.output, (call,)
         programs.append(program)

@@ -151,17 +151,19 @@ class RadixCache:
         self.pins.expire()
         self._num_lookups += 1
         self._num_looked_up += len(tokens)
-        node = self.tree.root(namespace)
+        node, turn = self.tree.root(namespace), 0
         if self.reuse:
             tokens = as_tokens(tokens)
             if self.history is not None and not is_repeated:
-                self.history.count(namespace, tokens)
+                turn = self.history.count(namespace, tokens, now=self.tree.now)
             found, equal = self.tree.find(node, tokens[:limit])
             if equal:
                 node = self.tree.node_at(found, equal)
                 self._num_hits += 1
                 self._num_matched += equal
-        return self._lease(node, hits=1, program=program, priority=priority)
+        lease = self._lease(node, hits=1, program=program, priority=priority)
+        lease.turn = turn
+        return lease
 
     def insert(
         self, tokens: np.ndarray, *, start: int, namespace: Namespace, load: Callable[[np.ndarray], None]
@@ -499,7 +501,7 @@ class RadixCache:
         tree = self.tree
         self._give_back(private)
         tree.now += 1
-        tree.touch(lease.node, hits=0, priority=lease.priority, program=lease.program)
+        tree.touch(lease.node, hits=0, priority=lease.priority, program=lease.program, turn=lease.turn)
         tree.unlock(lease.node)
         self._leases.discard(lease)
         if self.kept == "last":
@@ -559,6 +561,7 @@ class Lease:
         "priority",
         "program",
         "stale_from",
+        "turn",
     )
 
     def __init__(self, cache: RadixCache, node: RadixNode, program: str, priority: int) -> None:
@@ -570,6 +573,7 @@ class Lease:
         self.priority = priority
         self.num_slots = self.num_shared = self.num_cached = node.end
         self.stale_from = 0
+        self.turn = 0  # of the conversation, as the history knows it
         self._read_path(0)
 
     @property

@@ -10,6 +10,7 @@ whose counters are halved after ``num_until_halved`` counts, as in TinyLFU (Einz
 import numpy as np
 
 from .node import Namespace, RadixNode
+from .returns import MAX_TURN, Returns
 
 BLOCK = 16
 PER_BLOCK = 32  # counters in a row for each block that fits into the cache
@@ -20,7 +21,7 @@ _ALL_BITS = 0xFFFFFFFFFFFFFFFF
 
 
 class History:
-    """Takes about ten bytes a slot. Hash collisions can only make a count too high."""
+    """Takes 18 to 36 bytes a slot. Hash collisions can only make a count too high."""
 
     def __init__(self, num_slots: int) -> None:
         bits = max(10, (PER_BLOCK * num_slots // BLOCK).bit_length())
@@ -28,20 +29,25 @@ class History:
         self._shift = np.uint64(64 - bits)
         self._counts = np.zeros((NUM_ROWS, 1 << bits), np.uint8)
         self._mix = weights_of(NUM_ROWS)[:, None]
-        self._is_end = np.zeros(1 << bits, np.bool_)  # by counter of the first row: the tokens of a lookup ended here
+        # By counter of the first row, of the lookups whose tokens ended there: the turn, 0 for none, and the time.
+        self._turns = np.zeros(1 << bits, np.uint8)
+        self._times = np.zeros(1 << bits, np.uint32)
+        self.returns = Returns()
         self._rows = np.arange(NUM_ROWS)[:, None]
         self._num_counted = 0
         self.weights = weights_of(4096)  # of the token at each position
 
-    def count(self, namespace: Namespace, tokens: np.ndarray) -> None:
-        """Count a lookup of ``tokens`` for all of their prefixes.
+    def count(self, namespace: Namespace, tokens: np.ndarray, *, now: int = 0) -> int:
+        """Count a lookup of ``tokens`` for all of their prefixes. Returns its turn, 0 where it is too short to tell.
+
+        ``now``: the uses of the cache so far.
 
         If ``tokens`` continue those of an earlier lookup, as a chat's next turn does, only the prefixes beyond it are
         counted: the same client has moved on and will not look up the shorter prefix again.
         """
         n = len(tokens) // BLOCK * BLOCK
         if n == 0:
-            return
+            return 0
         if n > len(self.weights):
             self.weights = weights_of(2 * n)
         products = tokens[:n].astype(np.uint64) * self.weights[:n]
@@ -50,19 +56,26 @@ class History:
         counts = self._counts[self._rows, cells]
         least = counts.min(axis=0)
         num_known = len(least) if least.all() else int((least == 0).argmax())
+        turn = 1
         if 0 < num_known < len(least):
             for end in range(num_known, max(0, num_known - NEAR), -1):
-                if self._is_end[cells[0, end - 1]]:
-                    self._is_end[cells[0, end - 1]] = False
+                before = cells[0, end - 1]
+                if self._turns[before]:
+                    turn = min(self._turns.item(before) + 1, MAX_TURN)
+                    pause = now - self._times.item(before)
+                    self._turns[before] = 0
                     cells, counts, least = cells[:, end:], counts[:, end:], least[end:]
                     break
-        self._is_end[cells[0, -1]] = True
+        self.returns.count(turn, pause if turn > 1 else 0)
+        self._turns[cells[0, -1]], self._times[cells[0, -1]] = turn, now
         self._counts[self._rows, cells] = counts + ((counts == least) & (counts < MOST))
         self._num_counted += len(least)
         if self._num_counted >= self.num_until_halved:
             self._num_counted = 0
             self._counts >>= 1
-            self._is_end &= self._counts[0] > 0
+            self._turns[self._counts[0] == 0] = 0
+            self.returns.fade()
+        return turn
 
     def times(self, node: RadixNode) -> tuple[int, int]:
         """The count of the path to ``node``, and the position in its edge from which on counts are not higher."""

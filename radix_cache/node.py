@@ -20,9 +20,10 @@ class RadixNode:
     """``lock_count`` counts the leases and pins that end at this node or below it, ``pin_count`` only the pins.
 
     ``times`` is how often the path was looked up (``History``), as of when the node became evictable; the edge before
-    position ``cut_from`` was looked up more often. ``programs`` are the running programs that used the node. ``ticket``
-    is its number in the eviction queue, 0 when it is not in it. ``names`` are those of the token blocks that end in
-    this edge; None unless events or tiers are on.
+    position ``cut_from`` was looked up more often. ``turn`` is that of the conversation that used the node last,
+    ``worth`` what it tells (``Returns``), in uses of the cache, as of the same moment. ``programs`` are the running
+    programs that used the node. ``ticket`` is its number in the eviction queue, 0 when it is not in it. ``names`` are
+    those of the token blocks that end in this edge; None unless events or tiers are on.
     """
 
     __slots__ = (
@@ -42,6 +43,8 @@ class RadixNode:
         "ticket",
         "times",
         "tokens",
+        "turn",
+        "worth",
     )
 
     def __init__(self, namespace: Namespace, parent: RadixNode | None, tokens: np.ndarray, slots: np.ndarray) -> None:
@@ -56,6 +59,8 @@ class RadixNode:
         self.last_use = 0
         self.hits = 0
         self.times = 0
+        self.turn = 0
+        self.worth = 0.0
         self.cut_from = 0
         self.priority = 0
         self.programs: set[str] | None = None

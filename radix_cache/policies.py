@@ -45,7 +45,7 @@ def program_aware(leaf: RadixNode, age: float) -> Key:
     Twice as many lookups are worth HALF_LIFE later uses of the cache. All keys age alike, so the difference of two keys
     is constant: a key stays right until its leaf is used again.
     """
-    return (1.0 if leaf.programs else 0.0, leaf.last_use / HALF_LIFE + log2(max(leaf.times, 1)))
+    return (1.0 if leaf.programs else 0.0, (leaf.last_use + leaf.worth) / HALF_LIFE + log2(max(leaf.times, 1)))
 
 
 ATTENTION_DEPTH = 4096

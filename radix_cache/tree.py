@@ -193,6 +193,7 @@ class RadixTree:
     def _offer(self, leaf: RadixNode) -> None:
         if self.history is not None:
             leaf.times, leaf.cut_from = self.history.times(leaf)
+            leaf.worth = self.history.returns.worth(leaf.turn) if leaf.times <= 1 else 0.0
         self.queue.offer(leaf)
 
     def _split(self, node: RadixNode, position: int) -> RadixNode:
@@ -206,7 +207,7 @@ class RadixTree:
         node.parent = head
         head.children[node.tokens.item(0)] = node
         head.lock_count, head.pin_count = node.lock_count, node.pin_count
-        head.last_use, head.hits, head.priority = node.last_use, node.hits, node.priority
+        head.last_use, head.hits, head.priority, head.turn = node.last_use, node.hits, node.priority, node.turn
         for program in node.programs or ():
             self._touch_for(head, program)
         if self.observer is not None:
@@ -238,13 +239,26 @@ class RadixTree:
                     self._queue_or_drop(at)
             at = at.parent
 
-    def touch(self, node: RadixNode, *, hits: int, priority: int, program: str, below: RadixNode | None = None) -> None:
-        """Record a use of the path by ``program`` at ``priority``; the most urgent priority is kept."""
+    def touch(
+        self,
+        node: RadixNode,
+        *,
+        hits: int,
+        priority: int,
+        program: str,
+        turn: int = 0,
+        below: RadixNode | None = None,
+    ) -> None:
+        """Record a use of the path by ``program`` at ``priority``, of which the most urgent is kept.
+
+        ``turn``: that of a conversation which has ended, 0 for none.
+        """
         at: RadixNode | None = node
         while at is not below and at is not None:
             at.priority = min(at.priority, priority) if at.last_use else priority
             at.last_use = self.now
             at.hits += hits
+            at.turn = turn or at.turn
             if program and at.parent is not None:
                 self._touch_for(at, program)
             at = at.parent
