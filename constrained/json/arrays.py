@@ -146,15 +146,7 @@ class Arrays:
 
     def ends(self, formula: int) -> bool:
         """Whether an array that ends here satisfies the formula."""
-
-        def change(leaf: Leaf) -> int:
-            if leaf[0] == "min":
-                return FALSE
-            if leaf[0] == "contains":
-                return TRUE if leaf[2] == 0 else FALSE
-            return TRUE
-
-        return self.formulas.replace(formula, change) == TRUE
+        return self.formulas.holds(formula, lambda leaf: leaf[0] != "min" and (leaf[0] != "contains" or leaf[2] == 0))
 
     def alive(self, formula: int) -> bool:
         """Whether the array can be completed from here."""

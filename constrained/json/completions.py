@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..spec import GrammarTooComplex
 from .formulas import FALSE, TRUE, Leaf, SignedLeaf
@@ -12,8 +13,7 @@ MAX_PLACINGS = 5_000
 MANY = 1 << 30  # as an upper count: none
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectContext:
+class ObjectContext(NamedTuple):
     """An object between two properties.
 
     ``formulas`` are what must hold, then the observers; ``seen`` has the bits of the names that may not come any more.
@@ -253,6 +253,8 @@ class Completions:
 
     def _demanded(self, partition: NamePartition, rules: tuple[int, ...], cls: int) -> int:
         """The formula that rules on names and values together ask of a property's value."""
+        if len(rules) == 1:
+            return self._asked(rules[0], partition, cls)
         key = (partition, rules, cls)
         found = self._rule_demands.get(key)
         if found is None:

@@ -71,22 +71,26 @@ class Place(msgspec.Struct, frozen=True, eq=False):
         return self.pointer, self.base, self.scope
 
 
+def _number(text: str) -> Decimal:
+    found = Decimal(text)
+    if abs(found.adjusted()) > MAX_MAGNITUDE:
+        raise GrammarError(
+            f"the number {text[:40]} is out of range: numbers go from 1e-{MAX_MAGNITUDE} to 1e{MAX_MAGNITUDE}"
+        )
+    return found
+
+
+def _constant(name: str) -> None:
+    raise GrammarError(f"{name} is not JSON")
+
+
+_READER = json.JSONDecoder(parse_float=_number, parse_constant=_constant)
+
+
 def read_json(text: str) -> Json:
     """Parse JSON; numbers with a point or exponent become exact decimals. Raises GrammarError."""
-
-    def number(text: str) -> Decimal:
-        found = Decimal(text)
-        if abs(found.adjusted()) > MAX_MAGNITUDE:
-            raise GrammarError(
-                f"the number {text[:40]} is out of range: numbers go from 1e-{MAX_MAGNITUDE} to 1e{MAX_MAGNITUDE}"
-            )
-        return found
-
-    def constant(name: str) -> None:
-        raise GrammarError(f"{name} is not JSON")
-
     try:
-        return json.loads(text, parse_float=number, parse_constant=constant)
+        return _READER.decode(text)
     except json.JSONDecodeError as error:
         raise GrammarError(f"the schema is not JSON: {error}") from None
     except RecursionError:
@@ -99,7 +103,7 @@ def read_json(text: str) -> Json:
 
 def escape(part: str) -> str:
     """A name as a part of a JSON pointer (RFC 6901)."""
-    return part.replace("~", "~0").replace("/", "~1")
+    return part.replace("~", "~0").replace("/", "~1") if "~" in part or "/" in part else part
 
 
 class Document:
@@ -244,7 +248,8 @@ class Document:
 
     def child(self, schema: Json, path: str, place: Place) -> Place:
         """The place of a subschema of the schema at ``place``; ``path`` leads from one to the other."""
-        return self._entered(_own(_below(place, schema, path)), place.scope)
+        below = _own(_below(place, schema, path))
+        return self._entered(below, place.scope) if self.dynamic_names else below
 
     def _pointed(self, target: Place, fragment: str, reference: str, place: Place) -> Place:
         found, at = target, target.schema

@@ -75,13 +75,13 @@ class Formulas:
                     flat[inner] = None
             else:
                 flat[part] = None
-        for part in flat:
-            if self._negations.get(part, -1) in flat:
-                return zero
         if not flat:
             return unit
         if len(flat) == 1:
             return next(iter(flat))
+        for part in flat:
+            if self._negations.get(part, -1) in flat:
+                return zero
         # absorption: a & (a | b) = a
         other = "or" if op == "and" else "and"
         nodes = self.nodes
@@ -148,6 +148,30 @@ class Formulas:
                         found = self.conjunction([visit(p) for p in node[1:]])
                     case _:
                         found = self.disjunction([visit(p) for p in node[1:]])
+                known[at] = found
+            return found
+
+        return visit(formula)
+
+    def holds(self, formula: int, is_true: Callable[[Leaf], bool]) -> bool:
+        """Whether the formula holds, given which leaves are true."""
+        nodes = self.nodes
+        known: dict[int, bool] = {}
+
+        def visit(at: int) -> bool:
+            found = known.get(at)
+            if found is None:
+                self.fuel.spend(1)
+                node = nodes[at]
+                match node[0]:
+                    case "leaf":
+                        found = is_true(node[1])
+                    case "not":
+                        found = not visit(node[1])
+                    case "and":
+                        found = all(map(visit, node[1:]))
+                    case _:
+                        found = any(map(visit, node[1:]))
                 known[at] = found
             return found
 

@@ -9,7 +9,7 @@ from .documents import Document, Place, escape, read_json
 from .formats import FORMATS
 from .formulas import FALSE, Formulas
 from .inner_values import Kind
-from .keywords import BOUNDS, CHECKED, check_keyword, has_type, number_bounds
+from .keywords import BOUNDS, CHECKED, check_keyword, number_bounds
 from .scalars import Scalars
 from .schema_nodes import SchemaNodes
 from .schema_reader import SchemaReader
@@ -112,9 +112,9 @@ class Schemas:
 
     def _read(self, schema: int, kind: Kind) -> int:
         """The formula of leaves that a schema, by its number, means for values of one kind."""
-        _, _, place = self._nodes.nodes[schema]
-        if not has_type(place.schema, kind) and not ("$ref" in place.schema and place.dialect.ref_stands_alone):
+        if kind not in self._nodes.kinds[schema]:
             return FALSE
+        place = self._nodes.nodes[schema][2]
         key = (schema, kind)
         if key in self._reading:
             raise GrammarError("the schema refers to itself without end", where=place.pointer)

@@ -5,10 +5,9 @@ from decimal import Decimal
 
 from ..spec import GrammarError
 from .documents import Json, escape
-from .inner_values import Kind
+from .inner_values import KINDS, Kind
 from .numbers import Bound
 
-TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 COUNTS = frozenset(low + what for what in ("Length", "Items", "Properties", "Contains") for low in ("min", "max"))
 BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 TEXTS = frozenset(("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef", "$anchor", "$dynamicAnchor", "$id"))
@@ -19,14 +18,16 @@ ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "example", "$comment", "deprecated", "readOnly", "writeOnly",
     "$schema",
 ))  # fmt: skip
-FIRST_KINDS: dict[str, tuple[Kind, ...]] = {
+KINDS_OF_TYPE: dict[str, tuple[Kind, ...]] = {
+    "null": ("null",),
+    "boolean": ("true", "false"),
     "object": ("object",),
     "array": ("array",),
+    "number": ("number",),
     "string": ("string",),
     "integer": ("number",),
-    "number": ("number",),
-    "boolean": ("true",),
 }
+TYPES = tuple(KINDS_OF_TYPE)
 # If a schema has only SURE_KEYWORDS, a value of a type exists where none of the type's obstacles is present.
 OBSTACLES: dict[str, tuple[str, ...]] = {
     "string": ("minLength", "maxLength", "pattern", "format"),
@@ -79,16 +80,15 @@ def _expect(is_right: bool, key: str, what: str, value: Json, where: str) -> Non
         raise GrammarError(f"{key} must be {what}, not {shown[:40]}{'...' * (len(shown) > 40)}", where=where)
 
 
-def has_type(schema: Json, kind: Kind) -> bool:
-    """Whether the schema's ``type`` lets values of a kind pass."""
+def kinds_of(schema: Json) -> tuple[Kind, ...]:
+    """The kinds of values that the schema's ``type`` lets pass."""
     types = schema.get("type")
     if types is None:
-        return True
-    if kind in ("true", "false"):
-        return "boolean" in types if isinstance(types, list) else types == "boolean"
+        return KINDS
     if isinstance(types, list):
-        return kind in types or (kind == "number" and "integer" in types)
-    return types == kind or (kind == "number" and types == "integer")
+        found = {kind for name in types for kind in KINDS_OF_TYPE[name]}
+        return tuple(kind for kind in KINDS if kind in found)
+    return KINDS_OF_TYPE[types]
 
 
 def is_number(value: Json) -> bool:

@@ -3,15 +3,16 @@
 From any of them the name may also leave the trie and become another name.
 """
 
-import json
+from json.encoder import encode_basestring
 
+import numba as nb
 import numpy as np
 
-from ..machine import Machine
-from ..vocabulary import flat_trie
+from ..machine import REFUSED, Machine
 
 QUOTE = 0x22
 EAGER_NODES = 4096  # the rows of a bigger trie are made one by one, when first met
+BYTE, PARENT, FIRST, LAST, CLASS = range(5)  # the columns of ``name_nodes``
 
 
 class NameTrie:
@@ -20,66 +21,45 @@ class NameTrie:
     def __init__(self, machine: Machine, other: int, names: tuple[str, ...]) -> None:
         self.machine = machine
         self._has_others = other > 0
-        words = [spelled(name) for name in names]
-        self._sorted = np.array(sorted(range(len(names)), key=words.__getitem__), np.int32)
-        data = np.frombuffer(b"".join(words) + b"\0", np.uint8)
-        offsets = np.concatenate([[0], np.cumsum([len(word) for word in words])]).astype(np.int64)
-        num_empty = sum(not word for word in words)  # the empty name ends at the root
-        node_byte, depth, end, first, count, _, _ = flat_trie(data, offsets, self._sorted[num_empty:])
-        # Node 0 is the root. The names under node n are those of sorted positions [_first[n], _last[n]).
-        self.num_nodes = len(node_byte) + 1
-        before = np.concatenate([[0], np.cumsum(count)]) + num_empty
-        self._first = np.concatenate([[0], before[:-1]])
-        self._last = np.concatenate([[len(names)], before[end]])
-        self._ends = np.full(self.num_nodes, -1, np.int64)  # class of the name that ends at the node, -1 for none
-        ending = np.flatnonzero(count)
-        self._ends[ending + 1] = self._sorted[num_empty + first[ending]] + 1
-        if num_empty:
-            self._ends[0] = self._sorted[0] + 1
-        self._bytes = node_byte
-        self._parents = _parents(depth)
-        self._edges: dict[int, list[tuple[int, int]]] | None = (
-            None  # (byte, child) of each node, for rows made one by one
+        whole = "".join(names)
+        is_plain = whole.isascii() and whole.isprintable() and '"' not in whole and "\\" not in whole
+        words = [name.encode() if is_plain else spelled(name) for name in names]
+        order = sorted(range(len(names)), key=words.__getitem__)
+        self._sorted = np.array(order, np.int32)
+        self._nodes = name_nodes(
+            b"".join([words[i] for i in order]), np.array([len(words[i]) for i in order], np.int64), self._sorted
         )
-        is_plain = (data[:-1] >= 0x20) & (data[:-1] < 0x7F) & (data[:-1] != 0x5C) & (data[:-1] != QUOTE)
-        self.start = machine.num_states
-        if is_plain.all() and self.num_nodes <= EAGER_NODES:
-            self._beside = np.full(self.num_nodes, other, np.int64)
-            machine.add_states(self.num_nodes, self._fill, inside_string=other or -1)
-            self._fill_all(other)
+        self.num_nodes = len(self._nodes)
+        self._edges: dict[int, list[tuple[int, int]]] = {}  # (byte, child) of each node, for rows made one by one
+        self._beside: list[int] = []  # the state inside the other names at each node, for these rows
+        if is_plain and self.num_nodes <= EAGER_NODES:
+            self.start = machine.num_states
+            machine.add_states(self.num_nodes, None, inside_string=other or -1)
+            ends = np.array([machine.end_state(cls + 1) for cls in range(len(names))], np.int32)
+            rows = machine.raw_rows(self.start, self.num_nodes)
+            write_rows(rows, self.start, machine.row(other), self._nodes, ends, machine.missing)
         else:
-            self._beside = np.zeros(self.num_nodes, np.int64)
-            self._beside[0] = other
-            for n, (parent, byte) in enumerate(zip(self._parents.tolist(), node_byte.tolist(), strict=True), 1):
-                beside = int(self._beside[parent])
-                self._beside[n] = max(int(machine.row(beside)[byte]), 0) if beside else 0
+            self._beside = [other]
+            for child, (byte, parent) in enumerate(self._nodes[1:, :FIRST].tolist(), 1):
+                beside = self._beside[parent]
+                self._beside.append(max(int(machine.row(beside)[byte]), 0) if beside else 0)
+                self._edges.setdefault(parent, []).append((byte, child))
             self.start = machine.num_states
             machine.add_states(self.num_nodes, self._fill)
-            for n in np.flatnonzero(self._beside == other).tolist() if other else ():
-                machine.inside_string[self.start + n] = other
+            for n, beside in enumerate(self._beside) if other else ():
+                if beside == other:
+                    machine.inside_string[self.start + n] = other
         self._filters: dict[tuple[int, bool], int] = {}
-
-    def _fill_all(self, other: int) -> None:
-        machine = self.machine
-        rows = machine.rows_like(machine.row(other), self.start, self.num_nodes)
-        rows[self._parents, self._bytes] = self.start + 1 + np.arange(self.num_nodes - 1)
-        for n in np.flatnonzero(self._ends >= 0).tolist():
-            rows[n, QUOTE] = machine.end_state(int(self._ends[n]))
-        machine.refuse_missing(rows)
 
     def _fill(self, row: np.ndarray, state: int) -> None:
         n = state - self.start
-        if self._edges is None:
-            self._edges = {}
-            for child, (parent, byte) in enumerate(zip(self._parents.tolist(), self._bytes.tolist(), strict=True), 1):
-                self._edges.setdefault(parent, []).append((byte, child))
-        beside = int(self._beside[n])
+        beside = self._beside[n]
         if beside:
             np.maximum(self.machine.row(beside), 0, out=row)
         for byte, child in self._edges.get(n, ()):
             row[byte] = self.start + child
-        if self._ends[n] >= 0:
-            row[QUOTE] = self.machine.end_state(int(self._ends[n]))
+        if self._nodes[n, CLASS]:
+            row[QUOTE] = self.machine.end_state(int(self._nodes[n, CLASS]))
 
     def filter(self, names: int, others: bool) -> int:
         """The frame filter that allows the names whose bits are set, and other names if ``others``."""
@@ -98,20 +78,65 @@ class NameTrie:
             chosen = np.unpackbits(data, bitorder="little")[:count]
             sums = np.concatenate([[0], np.cumsum(chosen[self._sorted])])
             allowed[0] = not self._has_others  # a list's frame waits below the states of its literals too
-            allowed[1:] = sums[self._last] > sums[self._first]
+            allowed[1:] = sums[self._nodes[:, LAST]] > sums[self._nodes[:, FIRST]]
         return allowed
 
 
 def spelled(name: str) -> bytes:
     """The bytes of a name between its quotes."""
-    return json.dumps(name, ensure_ascii=False)[1:-1].encode()
+    return encode_basestring(name)[1:-1].encode()
 
 
-def _parents(depth: np.ndarray) -> np.ndarray:
-    """The parent of each node, given the nodes' depths in depth-first order; nodes count from 1, the root is 0."""
-    path = [0] * (int(depth.max(initial=0)) + 1)
-    out = np.zeros(len(depth), np.int64)
-    for n, d in enumerate(depth.tolist(), 1):
-        out[n - 1] = path[d - 1]
-        path[d] = n
-    return out
+@nb.njit(cache=True)
+def name_nodes(data, lengths, order):
+    """int32 [N, 5], the nodes of a trie in depth-first order, the root first: the byte that leads to the node, its
+    parent, the sorted positions [first, last) of the names under it, and the class of the name that ends there, 0 for
+    none.
+
+    ``data``: the words of ``lengths``, sorted, one after another; ``order``: the class of each, less 1.
+    """
+    nodes = np.zeros((1 + len(data), 5), np.int32)
+    longest = 0
+    for length in lengths:
+        longest = max(longest, length)
+    path = np.zeros(1 + longest, np.int32)  # the nodes of the last word
+    num_nodes = 1
+    begin = before = 0  # of this word, of the last one
+    depth = 0
+    for at in range(len(order)):
+        length = lengths[at]
+        common = 0
+        while common < min(length, depth) and data[begin + common] == data[before + common]:
+            common += 1
+        while depth > common:
+            nodes[path[depth], LAST] = at
+            depth -= 1
+        while depth < length:
+            nodes[num_nodes, BYTE] = data[begin + depth]
+            nodes[num_nodes, PARENT] = path[depth]
+            nodes[num_nodes, FIRST] = at
+            depth += 1
+            path[depth] = num_nodes
+            num_nodes += 1
+        nodes[path[depth], CLASS] = order[at] + 1
+        before = begin
+        begin += length
+    for d in range(depth + 1):
+        nodes[path[d], LAST] = len(order)
+    return nodes[:num_nodes]
+
+
+@nb.njit(cache=True)
+def write_rows(rows, start, other, nodes, ends, missing):
+    """The rows of states ``start`` and on, one for each node: as the row ``other``, but for the bytes that lead to its
+    children, and the quote of a name that ends there, which leads to ``ends[cls - 1]``."""
+    for n in range(len(nodes)):
+        rows[n] = other
+    for n in range(len(nodes)):
+        if n:
+            rows[nodes[n, PARENT], nodes[n, BYTE]] = start + n
+        if nodes[n, CLASS]:
+            rows[n, QUOTE] = ends[nodes[n, CLASS] - 1]
+    for byte in range(256):
+        if missing[byte]:
+            rows[:, byte] = REFUSED

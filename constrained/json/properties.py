@@ -12,8 +12,9 @@ name is written twice.
 """
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from ..expressions import NOTHING
 from ..spec import GrammarTooComplex
@@ -24,14 +25,12 @@ MAX_PATTERNS = 40
 MAX_CLASSES = 64  # of names, by the patterns that they match
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """``properties``, ``patternProperties`` and ``additionalProperties`` of one schema; values are formulas."""
 
-    names: tuple[tuple[str, int], ...]
+    by_name: dict[str, int]
     patterns: tuple[tuple[int, int], ...]
     additional: int
-    by_name: dict[str, int] = field(compare=False, hash=False)
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -60,7 +59,7 @@ class Properties:
         self.formulas = values.formulas
         self.any_order = any_order
         self.rules: list[Rule] = []
-        self._rule_ids: dict[Rule, int] = {}
+        self._rule_ids: dict[tuple[object, ...], int] = {}
         self._partitions: dict[tuple[int, ...], NamePartition] = {}
         self._equal_partitions: dict[tuple[tuple[str, ...], tuple[int, ...]], NamePartition] = {}
         self._asks: dict[tuple[Leaf, NamePartition, int], int] = {}
@@ -72,13 +71,14 @@ class Properties:
 
     def rule(self, names: dict[str, int], patterns: Iterable[tuple[int, int]], additional: int) -> int:
         """The formula that the value of each property satisfies the schema for its name."""
-        rule = Rule(tuple(names.items()), tuple(patterns), additional, names)
-        if additional == TRUE and not names and all(f == TRUE for _, f in rule.patterns):
+        listed = tuple(patterns)
+        if additional == TRUE and not names and all(f == TRUE for _, f in listed):
             return TRUE
-        found = self._rule_ids.get(rule)
+        key = (tuple(names.items()), listed, additional)
+        found = self._rule_ids.get(key)
         if found is None:
-            found = self._rule_ids[rule] = len(self.rules)
-            self.rules.append(rule)
+            found = self._rule_ids[key] = len(self.rules)
+            self.rules.append(Rule(names, listed, additional))
         return self.formulas.leaf("props", found)
 
     def has(self, name: str) -> int:
@@ -137,6 +137,9 @@ class Properties:
         found = self._classes.get(partition)
         if found is None:
             ex = self.ex
+            if not partition.patterns and ex.any_char != NOTHING:  # there are more names than any list has
+                self._classes[partition] = (0,)
+                return (0,)
             others = ex.text_without(ex.one_of([n.encode() for n in partition.names])) if partition.names else ex.text
             kept = {0: others}  # split by one pattern after the other: most classes of many patterns are empty
             for i, pattern in enumerate(partition.patterns):
@@ -182,6 +185,9 @@ class Properties:
         """The schema that the leaf asks of the value of a property of this class; TRUE if it asks none."""
         if leaf[0] != "props":
             return TRUE
+        if not partition.patterns:
+            rule = self.rules[leaf[1]]
+            return rule.by_name.get(partition.names[cls - 1], rule.additional) if cls else rule.additional
         key = (leaf, partition, cls)
         found = self._asks.get(key)
         if found is None:
@@ -241,7 +247,7 @@ class Properties:
         if found is None:
             rule = self.rules[number]
             asks_others = rule.additional != TRUE or any(asked != TRUE for _, asked in rule.patterns)
-            bits = [1 << partition.index[name] for name, asked in rule.names if asked != TRUE]
+            bits = [1 << partition.index[name] for name, asked in rule.by_name.items() if asked != TRUE]
             found = self._asking[key] = -1 if asks_others else sum(bits)
         return found
 
@@ -292,8 +298,4 @@ class Properties:
 
     def ends(self, formula: int) -> bool:
         """Whether an object that ends here satisfies the formula."""
-
-        def change(leaf: Leaf) -> int:
-            return FALSE if leaf[0] in ("has", "minp") else TRUE
-
-        return formula == TRUE or self.formulas.replace(formula, change) == TRUE
+        return self.formulas.holds(formula, lambda leaf: leaf[0] not in ("has", "minp"))

@@ -7,10 +7,12 @@ from ..regex_syntax import compile_regex
 from .documents import Document, Json, Place
 from .formats import format_language
 from .formulas import FALSE, TRUE, Formulas
-from .inner_values import Kind
-from .keywords import ANNOTATIONS, FIRST_KINDS, OBSTACLES, SURE_KEYWORDS
+from .inner_values import KINDS, Kind
+from .keywords import ANNOTATIONS, OBSTACLES, SURE_KEYWORDS, kinds_of
 
 BESIDE_REFERENCES = ANNOTATIONS | {"$ref", "$defs", "definitions"}
+NOT_ASKING = ANNOTATIONS | {"$id", "id"}
+LISTS_OF_SCALARS = frozenset(("enum", "required", "type"))
 MAX_REFERENCES = 16  # one after the other; a longer chain, or a circle, is followed keyword by keyword
 
 
@@ -22,13 +24,15 @@ class SchemaNodes:
         self.ex = expressions
         self.enforce_formats = enforce_formats
         self.nodes: list[tuple[Document, str, Place]] = []  # with the key of the document
+        self.kinds: list[tuple[Kind, ...]] = []  # of the values that each schema's ``type`` lets pass
         self._ids: dict[object, int] = {}
         self._patterns: dict[str, int] = {}
         self._formats: dict[str, int] = {}
 
     def node(self, document: Document, key: str, place: Place) -> int:
         """The formula that a value satisfies the schema at ``place``."""
-        place = self._referred(document, place)
+        if isinstance(place.schema, dict) and "$ref" in place.schema:
+            place = self._referred(document, place)
         schema = place.schema
         if schema is True or schema == {}:
             return TRUE
@@ -41,6 +45,7 @@ class SchemaNodes:
         if found is None:
             found = self._ids[identity] = len(self.nodes)
             self.nodes.append((document, key, place))
+            self.kinds.append(KINDS if "$ref" in schema and place.dialect.ref_stands_alone else kinds_of(schema))
         return self.formulas.leaf("schema", found)
 
     def _referred(self, document: Document, place: Place) -> Place:
@@ -64,10 +69,6 @@ class SchemaNodes:
     def pointer(self, node: int) -> str:
         """Where the schema stands in its document."""
         return self.nodes[node][2].pointer
-
-    def kinds_first(self, node: int) -> tuple[Kind, ...]:
-        """The kinds that the schema's ``type`` names: where to look for a value of it first."""
-        return FIRST_KINDS.get(str(self.nodes[node][2].schema.get("type")), ())
 
     def is_surely_satisfiable(self, node: int) -> bool:
         """Whether the schema's keywords alone show that some value satisfies it."""
@@ -99,20 +100,20 @@ class SchemaNodes:
         return found
 
 
-def _simple_key(schema: Json) -> tuple | None:
+def _simple_key(schema: Json) -> frozenset[tuple[object, ...]] | None:
     """A key by content for schemas of scalars only, so that equal ones have one number in all grammars."""
-    items: list[tuple[str, object]] = []
+    items: list[tuple[object, ...]] = []
     for key, value in schema.items():
-        if key in ANNOTATIONS or key in ("$id", "id"):
+        if key in NOT_ASKING:
             continue
-        if key.startswith("$"):
+        kind = type(value)
+        if kind is dict or key.startswith("$"):
             return None
-        if isinstance(value, dict):
-            return None
-        if isinstance(value, list):
-            if key not in ("enum", "required", "type") or any(isinstance(v, (dict, list)) for v in value):
+        if kind is list:
+            kinds = tuple(map(type, value))
+            if key not in LISTS_OF_SCALARS or dict in kinds or list in kinds:
                 return None
-            items.append((key, tuple((type(v).__name__, v) for v in value)))
+            items.append((key, kinds, tuple(value)))
         else:
-            items.append((key, (type(value).__name__, value)))
-    return tuple(sorted(items, key=lambda item: item[0]))
+            items.append((key, kind, value))
+    return frozenset(items)

@@ -52,10 +52,10 @@ class SchemaReader:
         self.schema = self.place.schema
         self.kind = kind
 
-    def sub(self, schema: Json, *path: str | int) -> int:
-        """The formula of a subschema."""
-        inner = "/".join([escape(str(p)) for p in path])
-        return self.schemas.node(self.document, self.key, self.document.child(schema, inner, self.place))
+    def sub(self, schema: Json, key: str, part: str | int | None = None) -> int:
+        """The formula of a subschema: the one under a keyword, or a part of a list or map there."""
+        path = key if part is None else f"{key}/{escape(part) if isinstance(part, str) else part}"
+        return self.schemas.node(self.document, self.key, self.document.child(schema, path, self.place))
 
     def optional(self, key: str) -> int:
         """The formula of the subschema under a keyword; TRUE if there is none."""

@@ -116,15 +116,14 @@ class Values:
         """Whether any value satisfies the formula."""
         if formula <= TRUE:
             return formula == TRUE
-        key = ("value", formula)
-        known = self._proved.get(key)
+        known = self._proved.get(formula)
         if known is not None:
             return known
         node = self.formulas.nodes[formula]
         if node[0] == "leaf" and self.schemas.is_surely_satisfiable(node[1][1]):
-            self._proved[key] = True
+            self._proved[formula] = True
             return True
-        return self.prove(key, lambda: self._satisfiable(formula))
+        return self.prove(formula, lambda: self._satisfiable(formula))
 
     def is_surely_impossible(self, formula: int) -> bool:
         """Whether no value satisfies the formula, told without looking into arrays and objects."""
@@ -181,12 +180,15 @@ class Values:
         return TRUE if split(frozenset(), frozenset(), frozenset()) else formulas.disjunction(parts)
 
     def _satisfiable(self, formula: int) -> bool:
-        node = self.formulas.nodes[formula]
-        first = self.schemas.kinds_first(node[1][1]) if node[0] == "leaf" else ()
         try:
-            return any(self.satisfiable_kind(formula, kind) for kind in dict.fromkeys((*first, *KINDS)))
+            return any(self.satisfiable_kind(formula, kind) for kind in self._kinds(formula))
         except GrammarTooComplex as error:
             raise error.at(self._pointer(formula)) from None
+
+    def _kinds(self, formula: int) -> tuple[Kind, ...]:
+        """The kinds of the values that may satisfy the formula, as far as a schema's ``type`` tells."""
+        node = self.formulas.nodes[formula]
+        return self.schemas.kinds[node[1][1]] if node[0] == "leaf" else KINDS
 
     def _pointer(self, formula: int) -> str:
         """Where the first schema of the formula stands in its document."""
@@ -307,7 +309,8 @@ class Values:
 
     def layout_of(self, must: int, around: Layout) -> Layout:
         """``around``, or the plain layout if no value that satisfies the formula has a bracket."""
-        has_brackets = self.expand(must, "array") != FALSE or self.expand(must, "object") != FALSE
+        kinds = self._kinds(must)
+        has_brackets = any(kind in kinds and self.expand(must, kind) != FALSE for kind in COMPOUND_KINDS)
         return around if has_brackets else self.layouts.plain
 
     def value(
@@ -365,36 +368,41 @@ class Values:
 
     def _prepare_inside(self, formula: int, row: np.ndarray) -> Iterator[int]:
         """Make the row after an object's bracket. The conditions on the first values inside the value."""
-        array, members = self.expand(formula, "array"), self.expand(formula, "object")
-        if members != FALSE and row[ord("{")] > 0:
+        if row[ord("{")] > 0:
             self.machine.row(int(row[ord("{")]))
-            yield from self.objects.completions.demands_at_start(members)
-        if array != FALSE and row[ord("[")] > 0:
-            yield self.arrays.first_demand(array)
+            yield from self.objects.completions.demands_at_start(self.expand(formula, "object"))
+        if row[ord("[")] > 0:
+            yield self.arrays.first_demand(self.expand(formula, "array"))
 
     def _fill_value(self, row: np.ndarray, must: int, observers: tuple[int, ...], layout: Layout) -> None:
-        kind: Kind
-        for kind in ("null", "true", "false"):
-            if self.expand(must, kind) == TRUE:
-                bits = sum(1 << i for i, o in enumerate(observers) if self.expand(o, kind) == TRUE)
-                row[ord(kind[0])] = self.machine.literal(
-                    kind[1:].encode(), self.machine.end_state(self.machine.result(bits))
-                )
-        text = self.expression(must, "string")
-        if text != NOTHING:
-            row[ord('"')] = self.scalars.string(text, tuple(self.expression(o, "string") for o in observers))
-        number = self.expression(must, "number")
-        if number != NOTHING:
-            watched = tuple(self.expression(o, "number") for o in observers)
-            if any(w not in (self.numbers.any, NOTHING) for w in watched):
-                number = self.numbers.without_exponents(number)  # observers judge plain spellings only
-            self.scalars.fill_number(row, self._written(must, number), watched)
-        array = self.expand(must, "array")
-        if array != FALSE:
-            row[ord("[")] = self.arrays.open((array, *[self.expand(o, "array") for o in observers]), layout)
-        members = self.expand(must, "object")
-        if members != FALSE:
-            row[ord("{")] = self.objects.open((members, *[self.expand(o, "object") for o in observers]), layout)
+        for kind in self._kinds(must):
+            match kind:
+                case "string":
+                    text = self.expression(must, kind)
+                    if text != NOTHING:
+                        watched = tuple([self.expression(o, kind) for o in observers])
+                        row[ord('"')] = self.scalars.string(text, watched)
+                case "number":
+                    number = self.expression(must, kind)
+                    if number != NOTHING:
+                        watched = tuple([self.expression(o, kind) for o in observers])
+                        if any(w not in (self.numbers.any, NOTHING) for w in watched):
+                            number = self.numbers.without_exponents(number)  # observers judge plain spellings only
+                        self.scalars.fill_number(row, self._written(must, number), watched)
+                case "array":
+                    array = self.expand(must, kind)
+                    if array != FALSE:
+                        row[ord("[")] = self.arrays.open((array, *[self.expand(o, kind) for o in observers]), layout)
+                case "object":
+                    members = self.expand(must, kind)
+                    if members != FALSE:
+                        inner = (members, *[self.expand(o, kind) for o in observers])
+                        row[ord("{")] = self.objects.open(inner, layout)
+                case _:
+                    if self.expand(must, kind) == TRUE:
+                        bits = sum(1 << i for i, o in enumerate(observers) if self.expand(o, kind) == TRUE)
+                        end = self.machine.end_state(self.machine.result(bits))
+                        row[ord(kind[0])] = self.machine.literal(kind[1:].encode(), end)
 
     def accept_root(self, must: int) -> tuple[int, int]:
         """The state and the root frame of a text that is one value that satisfies the formula."""

@@ -9,7 +9,7 @@ from .item_texts import ItemReader, Seen
 from .machine import MASK_WORK, Fill, Machine
 from .masks import SHORT_TOKEN, Masks
 from .parser_sets import Lexer
-from .walk import MAX_NEED, UNBOUNDED
+from .walk import MAX_NEED, REFUSED, UNBOUNDED
 from .white_space import COMPACT, FLEXIBLE, ONE_SPACE, indent, new_line
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "MASK_WORK",
     "MAX_NEED",
     "ONE_SPACE",
+    "REFUSED",
     "SHORT_TOKEN",
     "UNBOUNDED",
     "Endings",

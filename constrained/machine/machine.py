@@ -80,8 +80,8 @@ class Machine:
         self.arrays: dict[int, np.ndarray] = {}
         self._results: dict[int, int] = {}
         self._result_bits: list[int] = []
-        self._missing = np.array([not b for b in vocabulary.has_byte])
-        self._any_missing = bool(self._missing.any())
+        self.missing = np.array([not b for b in vocabulary.has_byte])  # bytes that are no token by themselves
+        self._any_missing = bool(self.missing.any())
         # These have room for the hard limit from the start: pages that are never touched cost no memory.
         for slot, dtype in (
             (walk.ENDS, np.int32),  # result + 1, 0 for none
@@ -220,28 +220,26 @@ class Machine:
             self.inside_string[state] = inside_string
         return state
 
-    def add_states(self, count: int, fill: Callable[[np.ndarray, int], None], *, inside_string: int = -1) -> None:
-        """``count`` new states with local numbers from 1 on; ``fill(row, state)`` writes the row of each."""
+    def add_states(
+        self, count: int, fill: Callable[[np.ndarray, int], None] | None, *, inside_string: int = -1
+    ) -> None:
+        """``count`` new states with local numbers from 1 on; ``fill(row, state)`` writes the row of each. Without it
+        the caller writes all of them at once, into ``raw_rows``."""
         first = self.num_states
         if first + count > self.hard_limit:
             raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
         self.num_states += count
-        self._fills += [partial(_fill_numbered, fill, state) for state in range(first, first + count)]
+        if fill is None:
+            self._fills += [None] * count
+        else:
+            self._fills += [partial(_fill_numbered, fill, state) for state in range(first, first + count)]
         self.arrays[walk.LOCAL][first : first + count] = np.arange(1, count + 1)
         if inside_string >= 0:
             self.inside_string.update(dict.fromkeys(range(first, first + count), inside_string))
 
-    def rows_like(self, row: np.ndarray, first: int, count: int) -> np.ndarray:
-        """Set the rows of ``count`` states to ``row`` and return them; the caller changes them and calls
-        ``refuse_missing``."""
-        rows = self.arrays[walk.DELTA][first : first + count]
-        rows[:] = row
-        return rows
-
-    def refuse_missing(self, rows: np.ndarray) -> None:
-        """Refuse the bytes that are no token by themselves."""
-        if self._any_missing:
-            rows[:, self._missing] = walk.REFUSED
+    def raw_rows(self, first: int, count: int) -> np.ndarray:
+        """int32 [count, 256], writable: the rows of states from ``first`` on. ``REFUSED`` where there is no code."""
+        return self.arrays[walk.DELTA][first : first + count]
 
     def set_twin(self, state: int, twin: Callable[[], int], *, owed: int = 0) -> None:
         """Make masks of ``state`` from ``twin()``, a state that allows the same tokens and whose masks are shared.
@@ -354,7 +352,7 @@ class Machine:
             fresh = np.zeros(256, np.int32)
             fill(fresh)
             if self._any_missing:
-                fresh[self._missing] = 0
+                fresh[self.missing] = 0
             fresh[fresh == 0] = walk.REFUSED
             row[:] = fresh
         return row
@@ -370,7 +368,7 @@ class Machine:
             low, high, target = lazy.step(byte)
             row[low:high] = target or walk.REFUSED
             if self._any_missing:
-                row[low:high][self._missing[low:high]] = walk.REFUSED
+                row[low:high][self.missing[low:high]] = walk.REFUSED
 
     def supply(self, status: int) -> None:
         """Make the entry that a compiled walk lacked."""

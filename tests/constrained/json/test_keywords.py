@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 from phloem.constrained import GrammarError
-from phloem.constrained.json.keywords import check_keyword, has_type, number_bounds
+from phloem.constrained.json.inner_values import KINDS
+from phloem.constrained.json.keywords import check_keyword, kinds_of, number_bounds
 from phloem.constrained.json.numbers import Bound
 
 
@@ -36,8 +37,10 @@ def test_keywords_as_they_should_be_pass() -> None:
 
 
 def test_types_and_the_kinds_they_let_pass() -> None:
-    assert has_type({}, "array") and has_type({"type": "boolean"}, "false")
-    assert has_type({"type": ["null", "integer"]}, "number") and not has_type({"type": "integer"}, "string")
+    assert kinds_of({}) == KINDS and kinds_of({"type": "boolean"}) == ("true", "false")
+    assert kinds_of({"type": ["integer", "null"]}) == ("null", "number") and kinds_of({"type": "integer"}) == (
+        "number",
+    )
 
 
 def test_bounds_of_both_spellings() -> None:

@@ -32,5 +32,5 @@ def test_keywords_show_which_schemas_surely_have_a_value(schemas: Schemas) -> No
     assert nodes.is_surely_satisfiable(number({"type": ["string", "null"], "pattern": "a"}))
     assert not nodes.is_surely_satisfiable(number({"type": "string", "pattern": "a"}))
     assert not nodes.is_surely_satisfiable(number({"enum": [1]}))
-    assert nodes.kinds_first(number({"type": "array"})) == ("array",)
+    assert nodes.kinds[number({"type": "array"})] == ("array",) and len(nodes.kinds[number({"minimum": 3})]) == 7
     assert nodes.pointer(number({"type": "integer", "minimum": 2})) == "#"
