@@ -22,7 +22,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -61,7 +61,7 @@ from ..protocol.ops import AnyOp, Gen, Pin
 from ..protocol.program_call import ProgramCall
 from .attempt import Attempt, Member, Run
 from .cache_watch import CacheWatch
-from .journal import Journal, size_of
+from .journal import NONE_DRAWN, Journal, size_of
 from .loads import Booking
 from .migrate import Migrated, Migrations, Move
 from .pins import KeptPin, KeptPins, ops_of_pin
@@ -560,10 +560,13 @@ class FleetClient:
             return self._placer.place(journal.unanswered_ops, journal.settings, engines, now_s)
         return self._placer.replace(journal.open_ops, journal.name, run.history_tokens, "", engines, now_s)
 
-    def _replay(self, run: Run, engine: Member) -> None:
-        """Send the journal of ``run`` to ``engine``, as a new attempt. The caller holds the program's lock."""
+    def _replay(self, run: Run, engine: Member, *, drawn: Mapping[int, list[list[int]]] = NONE_DRAWN) -> None:
+        """Send the journal of ``run`` to ``engine``, as a new attempt. The caller holds the program's lock.
+
+        ``drawn``: as in ``Journal.replay``.
+        """
         elapsed_s = 0.0 if run.accepted_s is None else time.monotonic() - run.accepted_s
-        messages = run.journal.replay(elapsed_s=elapsed_s)
+        messages = run.journal.replay(elapsed_s=elapsed_s, drawn=drawn)
         run.attempt = Attempt(self, run, engine)
         self._num_replays += run.journal.is_accepted
         run.attempt.start(messages, is_replay=True)
@@ -980,7 +983,7 @@ class FleetClient:
                         self._num_migrations += not move.why
                     run.booking = move.booking
                     try:
-                        self._replay(run, target)
+                        self._replay(run, target, drawn=move.copying.drawn)
                     except EngineLost:  # it has ended just now
                         self._leave(run)
                     except PhloemError as error:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -46,6 +46,7 @@ OP_BYTES = 200  # of an op without its text, in memory
 TOKEN_BYTES = 4
 LOGPROB_BYTES = 150  # of one entry, without its alternatives
 TOP_BYTES = 100  # of one alternative
+NONE_DRAWN: Mapping[int, list[list[int]]] = {}
 
 
 @dataclass(slots=True)
@@ -317,8 +318,11 @@ class Journal:
 
     # -- again --------------------------------------------------------------------------------------------------------
 
-    def replay(self, *, elapsed_s: float) -> list[Submit | Cancel]:
+    def replay(self, *, elapsed_s: float, drawn: Mapping[int, list[list[int]]] = NONE_DRAWN) -> list[Submit | Cancel]:
         """The messages for a new engine, in order; a deadline is shortened by ``elapsed_s``.
+
+        ``drawn``: by op the tokens that the last engine has said its candidates had. A generation that does not stream
+        goes on from them; one that returns log-probabilities, which these tokens would lack, is computed again.
 
         Each submit is to be accepted before the next one is sent: an engine that refuses one would take the next for a
         new program. Calling it starts a new repetition: ``came`` then expects the new engine's messages from the
@@ -329,7 +333,7 @@ class Journal:
         ops: list[AnyOp] = []
         failed: dict[int, ErrorInfo] = {}
         for entry in self._entries.values():
-            ops.append(self._again(entry))
+            ops.append(self._again(entry, drawn))
             error = entry.error or (self._cancellation(entry.op) if entry.is_open else None)
             if error is not None and not isinstance(entry.op, Close):
                 failed[entry.op.op] = error
@@ -348,9 +352,13 @@ class Journal:
             submits[0] = msgspec.structs.replace(submits[0], settings=settings)
         return [*submits, *(Cancel(self._program, seq=seq) for seq in sorted(self._cancelled_seqs))]
 
-    def _again(self, entry: _Entry) -> AnyOp:
+    def _again(self, entry: _Entry, drawn: Mapping[int, list[list[int]]]) -> AnyOp:
         """The op to send; its streams begin again."""
         op = entry.op
+        if entry.is_open and isinstance(op, Gen) and not op.stream and op.op in drawn:
+            if self._is_traced or op.params.return_logprob or len(drawn[op.op]) != op.n:
+                return op
+            return msgspec.structs.replace(op, drawn=tuple([Drawn(tuple(ids)) for ids in drawn[op.op]]))
         if not (entry.is_open and isinstance(op, Gen) and entry.streams):
             return op
         returns_prompt = op.params.return_logprob and op.params.logprob_start_len >= 0

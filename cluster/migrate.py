@@ -61,13 +61,14 @@ class Copying:
         self.grant = ""
         self.num_rounds = 0
         self.num_fetched = 0  # blocks
+        self.drawn: dict[int, list[list[int]]] = {}  # by op, as the source has last said
         self._asked: set[bytes] = set()  # names of blocks
 
     def begin(self) -> Step:
         return Lend("")
 
     def lent(self, grant: Grant) -> Step:
-        self.grant = grant.id
+        self.grant, self.drawn = grant.id, grant.drawn
         if self._asked.issuperset(grant.names) or self.num_rounds == MAX_ROUNDS:
             return Switch("")
         self.num_rounds += 1

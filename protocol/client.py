@@ -219,9 +219,11 @@ class Client:
         """As ``query``, without waiting. Who no longer wants the answer cancels it."""
         return self._ask(lambda number: encode_client(Query(id=number, what=what)))
 
-    def export(self, program: str, *, ttl_s: float = GRANT_TTL_S, grant: str = "") -> Future[Grant]:
+    def export(
+        self, program: str, *, ttl_s: float = GRANT_TTL_S, grant: str = "", when_drawing: bool = False
+    ) -> Future[Grant]:
         """Have the engine lend the KV of ``program``, which this client runs there; see ``messages.Export``."""
-        answer = self._ask(lambda number: encode_client(Export(number, program, ttl_s, grant)))
+        answer = self._ask(lambda number: encode_client(Export(number, program, ttl_s, grant, when_drawing)))
         return _converted(answer, Grant)
 
     def end_grant(self, grant: str) -> None:

@@ -149,7 +149,8 @@ class Grant(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Tokens after a sequence's last whole block are computed again where the program goes on. ``format``: a digest of all
     that the blocks' bytes depend on; an engine with another one cannot use them. ``namespace``: of the blocks, see
-    ``block_names``. Each fetch keeps the grant for ``ttl_s`` more seconds.
+    ``block_names``. Each fetch keeps the grant for ``ttl_s`` more seconds. ``drawn``: by op the tokens that the
+    candidates of each generation under way have so far, where none of them has ended; see ``Gen.drawn``.
     """
 
     id: str
@@ -160,6 +161,7 @@ class Grant(msgspec.Struct, frozen=True, omit_defaults=True):
     format: bytes
     ttl_s: float
     prefixes: list[GrantedPrefix]
+    drawn: dict[int, list[list[int]]] = {}
 
     @property
     def names(self) -> dict[bytes, None]:
@@ -171,12 +173,14 @@ class Export(Message, tag="export"):
     """Lend the KV of one of this client's programs to other engines. The ``Answer`` has a ``Grant``.
 
     ``grant``: the id of an earlier one of this program, to renew it with what was computed since; "": a new one.
+    ``when_drawing``: answer once the prompts of its generations are computed, and each has a token.
     """
 
     id: int
     program: Name
     ttl_s: GrantSeconds = GRANT_TTL_S
     grant: Name = ""
+    when_drawing: bool = False
 
 
 class EndGrant(Message, tag="end_grant"):

@@ -220,7 +220,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._coming) or self.loop.flight is not None
+        return self.scheduler.has_work or bool(self._coming) or self.loop.flight is not None or self.handoff.is_due
 
     @property
     def _coming(self) -> list[Future[Any]]:
@@ -258,6 +258,8 @@ class EngineCore:
         self.loop.masks.begin_step()
         for client, message in inbox:
             self._receive(client, message)
+        if self.handoff.is_due:
+            self.loop.vectorised.synchronise_all()
         self._outbox += self.handoff.advance()
         interpreter = self.interpreter
         self.programs.check_deadlines()

@@ -34,15 +34,19 @@ from ...protocol.messages import (
     Imported,
 )
 from ...radix_cache import Grants, RadixCache, UnknownGrant, block_names, seal
+from .generation import Candidate
 from .pull import Blocks, Pull
 
 if TYPE_CHECKING:
     from ..memory import KVBlocks
+    from ..scheduler import Sequence
+    from .program import Program
     from .programs import Programs
 
 log = logging.getLogger(__name__)
 
 MAX_IMPORTS = 16  # at once
+MAX_EXPORTS = 1024  # that wait for their program's first tokens
 PULL_BYTES = 2 << 20  # of blocks that one step loads for one import; at least one block
 CONNECT_S = 2.0  # for a connection, and for each answer
 
@@ -91,6 +95,7 @@ class Handoff:
         self._format_of = format_of
         self._vocab_size = vocab_size
         self._copies: list[_Copy] = []
+        self._lending: list[tuple[bytes, Export]] = []  # exports that wait, by client
 
     @property
     def coming(self) -> list[Future[Blocks]]:
@@ -107,6 +112,9 @@ class Handoff:
                 raise Unsupported(f"this engine hands over no KV: {self.refusal}", where="engine")
             match message:
                 case Export():
+                    if message.when_drawing:
+                        self._wait(client, message)
+                        return None
                     return Answer(message.id, self._export(client, message))
                 case Fetch():
                     return Answer(message.id, self._fetch(message))
@@ -116,9 +124,22 @@ class Handoff:
         except PhloemError as error:
             return Answer(message.id, None, error.info())
 
+    @property
+    def is_due(self) -> bool:
+        """Whether an export waits that can be answered now."""
+        return any(self._is_drawing(client, message.program) for client, message in self._lending)
+
     def advance(self) -> list[tuple[bytes, Answer]]:
-        """Load what has come; returns the answers to imports that have ended."""
+        """Load what has come; returns the answers to imports that have ended, and to exports that have waited."""
         ended: list[tuple[bytes, Answer]] = []
+        for waiting in self._lending[:]:
+            client, message = waiting
+            if self._is_drawing(client, message.program):
+                self._lending.remove(waiting)
+                try:
+                    ended.append((client, Answer(message.id, self._export(client, message))))
+                except PhloemError as error:
+                    ended.append((client, Answer(message.id, None, error.info())))
         for copy in self._copies[:]:
             assert copy.pull is not None
             if not copy.pull.coming.done():
@@ -138,14 +159,17 @@ class Handoff:
         return ended
 
     def drop_client(self, client: bytes) -> None:
-        """End the imports that ``client`` has asked for; what has come stays for its time."""
+        """End the imports that ``client`` has asked for; what has come stays for its time. Its exports wait no more."""
+        self._lending = [waiting for waiting in self._lending if waiting[0] != client]
         for copy in [copy for copy in self._copies if copy.client == client]:
             self._end(copy, "the client has gone")
 
     def fail_all(self, error: PhloemError) -> list[tuple[bytes, Answer]]:
         """Keep nothing, after a fault."""
         self.grants.end_all()
-        ended = [(copy.client, Answer(copy.message.id, None, error.info())) for copy in self._copies]
+        asked = [(copy.client, copy.message.id) for copy in self._copies]
+        asked += [(client, message.id) for client, message in self._lending]
+        ended = [(client, Answer(number, None, error.info())) for client, number in asked]
         self.close()
         return ended
 
@@ -154,8 +178,25 @@ class Handoff:
             if copy.pull is not None:
                 copy.pull.close()
         self._copies.clear()
+        self._lending.clear()
 
     # -- lending ------------------------------------------------------------------------------------------------------
+
+    def _wait(self, client: bytes, message: Export) -> None:
+        if len(self._lending) >= MAX_EXPORTS:
+            raise Overloaded(f"{MAX_EXPORTS:,} exports wait for first tokens, which is the limit", retry_after_s=1.0)
+        self._lending.append((client, message))
+
+    def _sequences(self, program: Program) -> list[Sequence]:
+        return [seq for seq in self._programs.live.values() if seq.program == program.cache_key]
+
+    def _is_drawing(self, client: bytes, name: str) -> bool:
+        """Whether all generations under way have a token of their own, or the program has ended."""
+        program = self._programs.by_key.get((client, name))
+        if program is None:
+            return True
+        drawing = _candidates(self._sequences(program))
+        return bool(drawing) and all(one.num_generated and one.seq.num_pending <= 1 for one in drawing)
 
     def _export(self, client: bytes, message: Export) -> Grant:
         program = self._programs.by_key.get((client, message.program))
@@ -165,9 +206,10 @@ class Handoff:
         adapter = program.settings.adapter
         format = self._format_of(adapter)
         scheduler = self._programs.scheduler
-        sequences = [seq for seq in self._programs.live.values() if seq.program == program.cache_key]
+        sequences = self._sequences(program)
         for seq in sequences:
             scheduler.commit_computed(seq)
+        generations = {candidate.generation for candidate in _candidates(sequences)}
         id, prefixes = self.grants.extend(
             [seq.tokens.ids for seq in sequences],
             namespace=program.namespace,
@@ -184,6 +226,11 @@ class Handoff:
             format=format,
             ttl_s=message.ttl_s,
             prefixes=[GrantedPrefix(one.tokens.astype("<i4").tobytes(), list(one.names)) for one in prefixes],
+            drawn={
+                generation.op.op: [candidate.output_ids for candidate in generation.candidates]
+                for generation in generations
+                if not any(candidate.finish_reason for candidate in generation.candidates)
+            },
         )
 
     def _fetch(self, message: Fetch) -> list[bytes]:
@@ -312,3 +359,7 @@ class Handoff:
     def _num_held(self, grant: Grant, prefix: _Wanted) -> int:
         """Blocks of ``prefix``, from its first on, that the cache has."""
         return self._cache.peek(prefix.tokens, namespace=grant.namespace) // self._blocks.block_len
+
+
+def _candidates(sequences: list[Sequence]) -> list[Candidate]:
+    return [seq.tag for seq in sequences if isinstance(seq.tag, Candidate)]

@@ -9,12 +9,15 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from phloem.cluster.client import FleetClient
 from phloem.cluster.journal import Journal
 from phloem.cluster.migrate import MAX_ROUNDS, Copy, Copying, Lend, Migrated, Switch
 from phloem.protocol import messages as m
+from phloem.protocol import ops as o
 from phloem.protocol.errors import EngineLost, InvalidRequest
 from phloem.protocol.ops import AnyOp
 from phloem.runtime.config import EngineConfig
@@ -100,8 +103,8 @@ def repeated(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     found: dict[str, int] = {}
     replay = Journal.replay
 
-    def note(journal: Journal, *, elapsed_s: float) -> list[m.Submit | m.Cancel]:
-        messages = replay(journal, elapsed_s=elapsed_s)
+    def note(journal: Journal, **options: Any) -> list[m.Submit | m.Cancel]:
+        messages = replay(journal, **options)
         gens = [op for message in messages if isinstance(message, m.Submit) for op in message.ops if op.op == 1]
         found[messages[0].program] = sum(len(one.token_ids) for op in gens for one in getattr(op, "drawn", ()))
         return messages
@@ -135,6 +138,38 @@ def test_a_pause_is_two_steps_whatever_the_length(
         assert asked.events[-1].stats.prefilled_tokens < 64 + 2 * 16, "what was no whole block at the switch"
         assert pause_of(asked, repeated) in (1, 2)
         assert fleet.client.query("fleet")["migrations"] == 1
+
+
+def test_a_generation_that_does_not_stream_goes_on_from_its_tokens(
+    engines: list[EngineCore], tmp_path: Path, repeated: dict[str, int]
+) -> None:
+    """Beside a stream of the same program, from which the test knows how far it is. One of them returns log-probs."""
+    text, gen, _ = stream("in silence " * 12, max_tokens=300)
+    silent = msgspec.structs.replace(gen, stream=False)
+    told = msgspec.structs.replace(
+        silent, op=3, seq=2, params=msgspec.structs.replace(gen.params, return_logprob=True, max_tokens=20)
+    )
+    ops = [
+        text,
+        o.Fork(op=7, seq=0, children=(1, 2)),
+        silent,
+        told,
+        msgspec.structs.replace(gen, op=4, seq=1),
+        *(o.Close(op=20 + seq, seq=seq) for seq in range(3)),
+    ]
+    want = answers_of(engines, tmp_path, [ops])
+    with fleet_of(engines, tmp_path) as fleet:
+        fleet.add()
+        asked = Asked(fleet.client, ops)
+        for _ in range(60):
+            hear_more(asked)
+        fleet.add()
+        assert move(fleet.client, asked, "e2").why == ""
+        assert repeated[asked.call.program] >= 50
+        found = asked.result()
+        assert found == want[0]
+        (done,) = [event for event in asked.events if isinstance(event, m.Done) and event.op == 3]
+        assert len(done.meta.candidates[0].logprobs) == 20
 
 
 def test_programs_under_load_move_both_ways_and_their_texts_are_equal(

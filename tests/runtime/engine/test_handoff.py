@@ -203,6 +203,29 @@ def test_two_equal_programs_that_run_at_once_are_both_exported(pair: Pair) -> No
     assert answers[0].candidates[0].token_ids == answers[1].candidates[0].token_ids
 
 
+def test_an_export_can_wait_for_the_first_token(pair: Pair) -> None:
+    """The grant then has every whole block of the prompt, and the tokens drawn so far."""
+    found = pair.lender.submit(ops_of(params=LONG, closes=True), program="a")
+    pair.lender.say(m.Export(1, "a", when_drawing=True))
+    wait_until(lambda: (pair.lender.step(), bool(pair.lender.answers))[1])
+    grant = pair.lender.answers.pop().value
+    assert len(grant.names) == 6 and len(found.deltas) < 5
+    ((drawn,),) = grant.drawn.values()
+    pair.lender.run()
+    assert 1 <= len(drawn) < 8 and tuple(drawn) == found.done[1].meta.candidates[0].token_ids[: len(drawn)]
+
+
+def test_an_export_that_waits_is_answered_when_its_program_ends(pair: Pair) -> None:
+    pair.lender.submit(ops_of()[:1], program="a")
+    pair.lender.say(m.Export(1, "a", when_drawing=True))
+    for _ in range(3):
+        pair.lender.step()
+    assert not pair.lender.answers and not pair.lender.engine.has_work
+    pair.lender.say(m.Cancel("a"))
+    wait_until(lambda: (pair.lender.step(), bool(pair.lender.answers))[1])
+    assert "program 'a' does not run here" in pair.lender.answers.pop().error.message
+
+
 # -- grants end -------------------------------------------------------------------------------------------------------
 
 
