@@ -29,14 +29,13 @@ from ..vocabulary import Vocabulary
 from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
 from .parser_sets import LazyState
-from .walk import PUSH
+from .walk import DEAD_STATE, PUSH
 from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
 
 Fill = Callable[[np.ndarray], None]
 Returns = Callable[[int], int]
 StandIns = Callable[[], Iterator[tuple[int, int, int]]]
 
-DEAD_STATE = 0
 MASK_WORK = 100_000  # fuel for one mask: 0.1 to 0.2 s, during which other texts wait
 MAX_CONFIGS = 1_000_000
 MAX_EDGES = 1_000_000

@@ -17,7 +17,7 @@ from .machine import MASK_WORK, Machine
 from .recent import Recent
 from .repeats import Repeats
 from .trie_walker import TrieWalker
-from .walk import MAX_NEED, PUSH, UNBOUNDED
+from .walk import MAX_NEED, UNBOUNDED
 
 MAX_LEXEME_BYTES = 128 << 20
 SHORT_TOKEN = 16  # bytes; longer tokens are few, and are walked where a string has a length bound
@@ -177,23 +177,15 @@ class Masks:
 
     def _compute(self, inner: _Inner, key: _Key, stack: int) -> tuple[np.ndarray, int]:
         """The mask without the end token, and the number of top frames that it depends on."""
-        machine = self.machine
-        mask, exits = inner.mask, inner.exits
+        mask, low, high = inner.mask, -UNBOUNDED, UNBOUNDED
         if inner.needs is not None:
             low, high = key[-2:]
             if high < inner.most:
                 mask = np.packbits(inner.needs <= max(high, 0), bitorder="little").view(np.uint32)
-            exits = exits[(exits[:, 3] >= low) & (exits[:, 3] + exits[:, 4] <= high)]
-        if not len(exits):
+        if not len(inner.exits):
             return mask, 0
         mask = mask.copy()
-        control = machine.control
-        machine.begin()
-        control[walk.LOWEST] = machine.stack_depths[stack]
-        results = dict.fromkeys(exits[:, 1].tolist())
-        targets = np.array([(result, *self._leave(stack, result)) for result in results], np.int64)
-        self.walker.from_exits(inner.trie, mask, exits, targets)
-        return mask, machine.stack_depths[stack] - int(control[walk.LOWEST]) + 1
+        return mask, self.walker.from_exits(inner.trie, mask, inner.exits, low, high, stack)
 
     def barrier_of(self, frame: int) -> int:
         """The frame that stops walks in place of all frames with the same filter and bounds."""
@@ -212,21 +204,6 @@ class Masks:
             ("barrier", filter_at, low, high),
             lambda: machine.add_frame(lambda result: walk.EXITED, filter_at=filter_at, low=low, high=high),
         )
-
-    def _leave(self, stack: int, result: int) -> tuple[int, int]:
-        """The state and the stack after the top frame is popped with a result; state 0 if nothing may follow."""
-        machine, control = self.machine, self.machine.control
-        while True:
-            control[walk.LOWEST] = min(int(control[walk.LOWEST]), machine.stack_depths[stack])
-            state = machine.after(machine.stack_frames[stack], result)
-            stack = machine.stack_parents[stack]
-            if state >= PUSH:
-                frame, state = machine.action(state)
-                stack = machine.stack(frame, stack)
-                control[walk.SCRATCH] = max(int(control[walk.SCRATCH]), len(machine.stack_frames))
-            if state == 0 or not machine.arrays[walk.FINAL][state]:
-                return state, stack
-            result = int(machine.arrays[walk.ENDS][state]) - 1
 
     def _inner_of(self, state: int, aux: int, stack: int) -> _Inner:
         if state in self.machine.counted_states:
@@ -263,14 +240,14 @@ class Masks:
             exits = self.walker.from_state(trie, mask, state, aux, stack, needs)
             most = int(needs.max(where=needs <= MAX_NEED, initial=0))
             most = max(most, int((exits[:, 3] + exits[:, 4]).max(initial=0)))
-            return _Inner(key, _frozen(mask), trie, exits[np.argsort(exits[:, 0])], needs, most)
+            return _Inner(key, _frozen(mask), trie, exits, needs, most)
         inside = self._inside_of(state, barrier)
         if inside is None:
             mask = np.zeros(self.vocabulary.num_words, np.uint32)
         else:
             mask, trie = inside[0].copy(), inside[1]
         exits = self.walker.from_state(trie, mask, state, aux, stack)
-        return _Inner(key, _frozen(mask), trie, exits[np.argsort(exits[:, 0])])
+        return _Inner(key, _frozen(mask), trie, exits)
 
     # -- tokens within a string -------------------------------------------------------------------------------------
 

@@ -56,21 +56,38 @@ class TrieWalker:
     def from_state(
         self, trie: np.ndarray, mask: np.ndarray, state: int, aux: int, stack: int, needs: np.ndarray | None = None
     ) -> np.ndarray:
-        """Set the bits of the trie's tokens that a configuration allows; the exits [n, 5] that the walk met, valid
-        until the next walk. ``needs``: see ``walk_trie``."""
-        control = self.machine.control
-        self.machine.begin()
+        """Set the bits of the trie's tokens that a configuration allows; the exits [n, 5] that the walk met, in the
+        order of their nodes. ``needs``: see ``walk_trie``."""
+        machine, control = self.machine, self.machine.control
+        pending, out = self._pending[self._turn], self._pending[self._turn ^ 1]
         control[walk.NEEDS] = 0 if needs is None else needs.ctypes.data
         try:
-            self._from_root(trie, mask, state, aux, stack)
+            count, num_wanted = walk.walk_state(
+                control, trie, mask, state, aux, stack, len(machine.stack_frames), pending, out
+            )
+            if count:
+                self._resume(trie, mask, 1, count, num_wanted)
         finally:
             control[walk.NEEDS] = 0
-        return self._exits[: int(self.machine.control[walk.NUM_EXITS])]
+        exits = self._exits[: int(control[walk.NUM_EXITS])]
+        return exits[np.argsort(exits[:, 0])] if count else exits.copy()
 
-    def from_exits(self, trie: np.ndarray, mask: np.ndarray, exits: np.ndarray, targets: np.ndarray) -> None:
-        """Continue a walk behind its exits; ``targets`` [n, 3] has the state and the stack behind each result."""
+    def from_exits(self, trie: np.ndarray, mask: np.ndarray, exits: np.ndarray, low: int, high: int, stack: int) -> int:
+        """Continue a walk behind its exits, where ``stack`` is; ``low`` and ``high``: see ``walk_behind``. The number
+        of the stack's top frames that it has looked at."""
+        machine, control = self.machine, self.machine.control
         self._room_for_pending(len(exits))
-        self._walk(trie, mask, walk.enter_exits(exits, targets, self._pending[self._turn]))
+        pending, out = self._pending[self._turn], self._pending[self._turn ^ 1]
+        while True:
+            count, num_wanted, num_pending = walk.walk_behind(
+                control, trie, mask, exits, low, high, stack, len(machine.stack_frames), pending, out
+            )
+            if count != walk.SHORT_OF_RETURNS:
+                break
+            self._supply(num_wanted)
+        if count:
+            self._resume(trie, mask, num_pending, count, num_wanted)
+        return machine.stack_depths[stack] + 1 - int(control[walk.LOWEST])
 
     def ends_from(self, mask: np.ndarray, state: int) -> np.ndarray:
         """Set the bits of all tokens that a state allows on the empty stack; the inner nodes where the state reached
@@ -100,14 +117,21 @@ class TrieWalker:
         self._walk(trie, mask, 1)
 
     def _walk(self, trie: np.ndarray, mask: np.ndarray, num_pending: int) -> None:
-        """Walk the pending regions, make the entries that were missing, and resume there until none is missing."""
+        """Walk the pending regions."""
+        self.machine.control[walk.NUM_EXITS] = 0
+        count, num_wanted = self._walk_pending(trie, mask, num_pending)
+        if count:
+            self._resume(trie, mask, num_pending, count, num_wanted)
+
+    def _walk_pending(self, trie: np.ndarray, mask: np.ndarray, num_pending: int) -> tuple[int, int]:
+        pending, out = self._pending[self._turn], self._pending[self._turn ^ 1]
+        return walk.walk_trie(self.machine.control, trie, mask, pending, num_pending, out)
+
+    def _resume(self, trie: np.ndarray, mask: np.ndarray, num_pending: int, count: int, num_wanted: int) -> None:
+        """Make the entries that a walk of ``num_pending`` regions lacked, and walk on where it did, until none is
+        missing. ``count`` and ``num_wanted`` are what the walk returned."""
         control = self.machine.control
-        control[walk.NUM_EXITS] = 0
-        while num_pending:
-            pending, out = self._pending[self._turn], self._pending[self._turn ^ 1]
-            count, num_wanted = walk.walk_trie(control, trie, mask, pending, num_pending, out)
-            if not count:
-                return
+        while count:
             scratch, lowest = control[walk.SCRATCH], control[walk.LOWEST]
             self._supply(num_wanted)
             control[walk.SCRATCH], control[walk.LOWEST] = scratch, lowest
@@ -120,7 +144,8 @@ class TrieWalker:
             elif count == walk.SHORT_OF_EXITS:
                 self._room_for_exits(4 * len(self._exits))
             else:
-                self._pending[self._turn ^ 1] = np.zeros((4 * len(out), 5), np.int64)
+                self._pending[self._turn ^ 1] = np.zeros((4 * len(self._pending[self._turn ^ 1]), 5), np.int64)
+            count, num_wanted = self._walk_pending(trie, mask, num_pending)
 
     def _supply(self, num_wanted: int) -> None:
         """Make the rows and returns that a walk lacked."""
@@ -142,8 +167,9 @@ class TrieWalker:
             raise
 
     def _room_for_pending(self, count: int) -> None:
-        if count > len(self._pending[self._turn]):
-            self._pending[self._turn] = np.zeros((2 * count, 5), np.int64)
+        for i in (0, 1):
+            if count > len(self._pending[i]):
+                self._pending[i] = np.zeros((2 * count, 5), np.int64)
 
     def _room_for_exits(self, size: int) -> None:
         self._exits = self._enlarged(self._exits, size, walk.EXITS, walk.EXITS_SIZE)

@@ -20,6 +20,7 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
+DEAD_STATE = 0
 PUSH = 1 << 28
 UNKNOWN, REFUSED, ASKED = 0, -1, -2  # row entries: missing; the byte is refused; missing, and the walk has noted it
 
@@ -41,6 +42,7 @@ CONTROL_SIZE = 45
 TRIE_SIZE = 13
 
 SHORT_OF_REGIONS, SHORT_OF_EXITS, SHORT_OF_NOTES = -1, -2, -3  # the buffer that is full
+SHORT_OF_RETURNS = -4  # what frames return is missing
 OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
 NO_DEPTH = 1 << 40  # ``LOWEST`` before a walk: deeper than any stack
 UNBOUNDED = 1 << 40  # the upper bound of a string without one
@@ -254,27 +256,6 @@ def _step_range(control, data, at, end, s, aux, k, num_stacks):
     return status, at, s, aux, k
 
 
-@nb.njit(cache=True)
-def enter_exits(exits, targets, out):
-    """Turn exits into regions of ``walk_trie``; ``targets`` [n, 3] are (result, state behind it, stack behind it).
-
-    Returns the number of regions.
-    """
-    n = 0
-    for i in range(len(exits)):
-        for r in range(len(targets)):
-            if targets[r, 0] == exits[i, 1]:
-                if targets[r, 1] != 0:
-                    out[n, 0] = exits[i, 0]
-                    out[n, 1] = targets[r, 1]
-                    out[n, 2] = 0
-                    out[n, 3] = targets[r, 2]
-                    out[n, 4] = exits[i, 2]
-                    n += 1
-                break
-    return n
-
-
 @nb.njit(inline="always")
 def _allow(mask, order, first, count):
     for i in range(first, first + count):
@@ -463,6 +444,83 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     control[NUM_EXITS] = num_exits
     control[NUM_NOTED] = num_noted
     return num_out, num_wanted
+
+
+@nb.njit(cache=True, nogil=True)
+def walk_state(control, trie, mask, state, aux, stack, num_stacks, pending, out):
+    """``walk_trie`` from a configuration on; stacks from ``num_stacks`` on are free."""
+    control[SCRATCH] = num_stacks
+    control[LOWEST] = NO_DEPTH
+    control[NUM_EXITS] = 0
+    pending[0, 0], pending[0, 1], pending[0, 2], pending[0, 3], pending[0, 4] = -1, state, aux, stack, 0
+    return walk_trie(control, trie, mask, pending, 1, out)
+
+
+@nb.njit(cache=True, nogil=True)
+def walk_behind(control, trie, mask, exits, low, high, stack, num_stacks, pending, out):
+    """``walk_trie`` behind the exits [n, 5] of a walk, where ``stack`` stands in the place of the barrier.
+
+    Of a counted string, only the exits are taken that have at least ``low`` characters, and at most ``high`` with their
+    padding. ``pending`` and ``out`` have room for n entries. ``LOWEST`` is the depth of ``stack`` + 1 if none is taken.
+    Returns the numbers of regions, missing entries and exits taken; ``SHORT_OF_RETURNS`` where nothing was walked,
+    because frames lack returns.
+    """
+    control[SCRATCH] = num_stacks
+    control[LOWEST] = np.int64(_i32(control[STACK_DEPTH])[stack]) + 1
+    control[NUM_EXITS] = 0
+    wanted = _i64(control[WANTED])
+    num_wanted = num_results = num_regions = 0
+    for i in range(len(exits)):
+        if exits[i, 3] < low or exits[i, 3] + exits[i, 4] > high:
+            continue
+        result = exits[i, 1]
+        r = 0
+        while r < num_results and out[r, 0] != result:
+            r += 1
+        if r == num_results:
+            status, state, behind = _leave(control, stack, result)
+            if status != OK and num_wanted < control[WANTED_SIZE]:
+                wanted[3 * num_wanted] = status
+                wanted[3 * num_wanted + 1] = control[MISS_A]
+                wanted[3 * num_wanted + 2] = control[MISS_B]
+                num_wanted += 1
+            out[r, 0], out[r, 1], out[r, 2] = result, state, behind
+            num_results += 1
+        if out[r, 1] != DEAD_STATE:
+            n = num_regions
+            pending[n, 0], pending[n, 1], pending[n, 2] = exits[i, 0], out[r, 1], 0
+            pending[n, 3], pending[n, 4] = out[r, 2], exits[i, 2]
+            num_regions += 1
+    if num_wanted > 0:
+        return SHORT_OF_RETURNS, num_wanted, num_regions
+    count, num_wanted = walk_trie(control, trie, mask, pending, num_regions, out)
+    return count, num_wanted, num_regions
+
+
+@nb.njit(inline="always")
+def _leave(control, k, result):
+    """The status, and the state and the stack after the top frame is popped with a result; state 0 if nothing may
+    follow."""
+    while True:
+        depth = np.int64(_i32(control[STACK_DEPTH])[k])
+        control[LOWEST] = min(control[LOWEST], depth)
+        frame = np.int64(_i32(control[STACK_FRAME])[k])
+        to = _lookup(_i64(control[HASH_KEYS]), _i32(control[HASH_VALUES]), control[HASH_MASK], frame << 32 | result)
+        if to < 0:
+            control[MISS_A] = frame
+            control[MISS_B] = result
+            return MISS_AFTER, np.int64(DEAD_STATE), k
+        k = np.int64(_i32(control[STACK_PARENT])[k])
+        s = np.int64(to)
+        if to >= PUSH:
+            top = _push(control, to - PUSH, k)
+            if top < 0:
+                return FULL, np.int64(DEAD_STATE), k
+            k = top
+            s = np.int64(_i32(control[ACT_STATE])[to - PUSH])
+        if s == DEAD_STATE or _u8(control[FINAL])[s] == 0:
+            return OK, s, k
+        result = np.int64(_i32(control[ENDS])[s] - 1)
 
 
 @nb.njit(cache=True)

@@ -110,7 +110,7 @@ def test_a_mask_that_nests_too_deep_ends_its_own_text_alone(
         raise RecursionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(grammar.machine, "begin", nest)
+        patched.setattr(grammar.masks.walker, "from_state", nest)
         assert matcher.mask().any() and "nests too deep" in str(matcher.error)
     assert other.mask().any() and other.error is None
 
