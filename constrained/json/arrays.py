@@ -607,4 +607,4 @@ class Members:
         names = left & ((1 << len(self.names)) - 1)
         if left == names and not numbers.num_states:
             return trie.filter(names, False)
-        return trie.machine.add_filter(np.concatenate([trie.allowed(names, False), numbers.allowed(left)]))
+        return trie.machine.add_filter(np.concatenate([trie.allowed(names), numbers.allowed(left)]))

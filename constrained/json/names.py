@@ -11,7 +11,7 @@ import numpy as np
 from ..machine import REFUSED, Machine
 
 QUOTE = 0x22
-EAGER_NODES = 4096  # the rows of a bigger trie are made one by one, when first met
+BLOCK = 1024  # rows of a trie that are made together
 BYTE, PARENT, FIRST, LAST, CLASS = range(5)  # the columns of ``name_nodes``
 
 
@@ -20,7 +20,7 @@ class NameTrie:
 
     def __init__(self, machine: Machine, other: int, names: tuple[str, ...]) -> None:
         self.machine = machine
-        self._has_others = other > 0
+        self._other = other
         whole = "".join(names)
         is_plain = whole.isascii() and whole.isprintable() and '"' not in whole and "\\" not in whole
         words = [name.encode() if is_plain else spelled(name) for name in names]
@@ -30,14 +30,15 @@ class NameTrie:
             b"".join([words[i] for i in order]), np.array([len(words[i]) for i in order], np.int64), self._sorted
         )
         self.num_nodes = len(self._nodes)
+        self._ends = np.array([machine.end_state(cls + 1) for cls in range(len(names))], np.int32)
         self._edges: dict[int, list[tuple[int, int]]] = {}  # (byte, child) of each node, for rows made one by one
         self._beside: list[int] = []  # the state inside the other names at each node, for these rows
-        if is_plain and self.num_nodes <= EAGER_NODES:
+        if is_plain or not other:
             self.start = machine.num_states
-            machine.add_states(self.num_nodes, None, inside_string=other or -1)
-            ends = np.array([machine.end_state(cls + 1) for cls in range(len(names))], np.int32)
-            rows = machine.raw_rows(self.start, self.num_nodes)
-            write_rows(rows, self.start, machine.row(other), self._nodes, ends, machine.missing)
+            fill = None if self.num_nodes <= BLOCK else self._fill_block
+            machine.add_states(self.num_nodes, fill, inside_string=other or -1)
+            if fill is None:
+                self._write_rows(0)
         else:
             self._beside = [other]
             for child, (byte, parent) in enumerate(self._nodes[1:, :FIRST].tolist(), 1):
@@ -46,10 +47,20 @@ class NameTrie:
                 self._edges.setdefault(parent, []).append((byte, child))
             self.start = machine.num_states
             machine.add_states(self.num_nodes, self._fill)
-            for n, beside in enumerate(self._beside) if other else ():
+            for n, beside in enumerate(self._beside):
                 if beside == other:
                     machine.inside_string[self.start + n] = other
-        self._filters: dict[tuple[int, bool], int] = {}
+        self._filters: dict[int, int] = {}
+
+    def _write_rows(self, first: int) -> np.ndarray:
+        """Make the rows of node ``first`` and of the nodes that follow it in its block. The first of them."""
+        machine = self.machine
+        rows = machine.raw_rows(self.start + first, min(BLOCK, self.num_nodes - first))
+        write_rows(rows, first, self.start, machine.row(self._other), self._nodes, self._ends, machine.missing)
+        return rows[0]
+
+    def _fill_block(self, row: np.ndarray, state: int) -> None:
+        row[:] = self._write_rows(state - self.start)
 
     def _fill(self, row: np.ndarray, state: int) -> None:
         n = state - self.start
@@ -59,26 +70,23 @@ class NameTrie:
         for byte, child in self._edges.get(n, ()):
             row[byte] = self.start + child
         if self._nodes[n, CLASS]:
-            row[QUOTE] = self.machine.end_state(int(self._nodes[n, CLASS]))
+            row[QUOTE] = self._ends[self._nodes[n, CLASS] - 1]
 
     def filter(self, names: int, others: bool) -> int:
-        """The frame filter that allows the names whose bits are set, and other names if ``others``."""
-        key = (names, others)
-        found = self._filters.get(key)
+        """The frame filter that allows the names whose bits are set; -1, which allows all, if ``others`` may come."""
+        if others:
+            return -1
+        found = self._filters.get(names)
         if found is None:
-            found = self._filters[key] = self.machine.add_filter(self.allowed(names, others))
+            found = self._filters[names] = self.machine.add_filter(self.allowed(names))
         return found
 
-    def allowed(self, names: int, others: bool) -> np.ndarray:
+    def allowed(self, names: int) -> np.ndarray:
         """uint8 [num_nodes + 1]: whether states of each local number may be entered; see ``filter``."""
-        allowed = np.ones(self.num_nodes + 1, np.uint8)
-        if not others:
-            count = len(self._sorted)
-            data = np.frombuffer(names.to_bytes(count // 8 + 1, "little"), np.uint8)
-            chosen = np.unpackbits(data, bitorder="little")[:count]
-            sums = np.concatenate([[0], np.cumsum(chosen[self._sorted])])
-            allowed[0] = not self._has_others  # a list's frame waits below the states of its literals too
-            allowed[1:] = sums[self._nodes[:, LAST]] > sums[self._nodes[:, FIRST]]
+        allowed = np.empty(self.num_nodes + 1, np.uint8)
+        allowed[0] = not self._other  # a list's frame waits below the states of its literals too
+        bits = np.frombuffer(names.to_bytes(len(self._sorted) // 8 + 1, "little"), np.uint8)
+        allowed_nodes(bits, self._sorted, self._nodes, allowed[1:])
         return allowed
 
 
@@ -127,16 +135,27 @@ def name_nodes(data, lengths, order):
 
 
 @nb.njit(cache=True)
-def write_rows(rows, start, other, nodes, ends, missing):
-    """The rows of states ``start`` and on, one for each node: as the row ``other``, but for the bytes that lead to its
-    children, and the quote of a name that ends there, which leads to ``ends[cls - 1]``."""
-    for n in range(len(nodes)):
+def write_rows(rows, first, start, other, nodes, ends, missing):
+    """The rows of the nodes from ``first`` on, whose states are ``start`` and on: as the row ``other``, but for the
+    bytes that lead to their children, and the quote of a name that ends there, which leads to ``ends[cls - 1]``."""
+    for n in range(len(rows)):
         rows[n] = other
-    for n in range(len(nodes)):
-        if n:
-            rows[nodes[n, PARENT], nodes[n, BYTE]] = start + n
-        if nodes[n, CLASS]:
-            rows[n, QUOTE] = ends[nodes[n, CLASS] - 1]
+        if nodes[first + n, CLASS]:
+            rows[n, QUOTE] = ends[nodes[first + n, CLASS] - 1]
+    for n in range(first + 1, len(nodes)):
+        parent = nodes[n, PARENT]
+        if first <= parent < first + len(rows):
+            rows[parent - first, nodes[n, BYTE]] = start + n
     for byte in range(256):
         if missing[byte]:
             rows[:, byte] = REFUSED
+
+
+@nb.njit(cache=True)
+def allowed_nodes(bits, order, nodes, allowed):
+    """Set ``allowed[n]`` where a name whose bit is set is under node n."""
+    sums = np.zeros(len(order) + 1, np.int32)  # of the set bits at sorted positions
+    for i in range(len(order)):
+        sums[i + 1] = sums[i] + (bits[order[i] >> 3] >> (order[i] & 7) & 1)
+    for n in range(len(nodes)):
+        allowed[n] = sums[nodes[n, LAST]] > sums[nodes[n, FIRST]]

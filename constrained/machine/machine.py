@@ -18,6 +18,7 @@ the number of characters in a string whose length is bounded. ``reading`` is the
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,8 +46,10 @@ def _fill_one_byte(byte: int, state: int, row: np.ndarray) -> None:
     row[byte] = state
 
 
-def _fill_numbered(fill: Callable[[np.ndarray, int], None], state: int, row: np.ndarray) -> None:
-    fill(row, state)
+class _NumberedFill(NamedTuple):
+    """The fill of many states, which is told whose row it writes."""
+
+    write: Callable[[np.ndarray, int], None]
 
 
 def _no_row(row: np.ndarray) -> None:
@@ -65,7 +68,7 @@ class Machine:
         self.max_states = max_states
         self.hard_limit = 4 * max_states
         self.num_states = 0
-        self._fills: list[Fill | None] = []
+        self._fills: list[Fill | _NumberedFill | None] = []
         self.lazy: dict[int, LazyState] = {}
         self._states: dict[Hashable, int] = {}
         self._frames: dict[Hashable, int] = {}
@@ -228,10 +231,7 @@ class Machine:
         if first + count > self.hard_limit:
             raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
         self.num_states += count
-        if fill is None:
-            self._fills += [None] * count
-        else:
-            self._fills += [partial(_fill_numbered, fill, state) for state in range(first, first + count)]
+        self._fills += [None if fill is None else _NumberedFill(fill)] * count
         self.arrays[walk.LOCAL][first : first + count] = np.arange(1, count + 1)
         if inside_string >= 0:
             self.inside_string.update(dict.fromkeys(range(first, first + count), inside_string))
@@ -349,11 +349,11 @@ class Machine:
             fill = self._fills[state]
             assert fill is not None
             fresh = np.zeros(256, np.int32)
-            fill(fresh)
-            if self._any_missing:
-                fresh[self.missing] = 0
-            fresh[fresh == 0] = walk.REFUSED
-            row[:] = fresh
+            if isinstance(fill, _NumberedFill):
+                fill.write(fresh, state)
+            else:
+                fill(fresh)
+            walk.set_row(row, fresh, self.missing)
         return row
 
     def entry(self, state: int, byte: int) -> None:

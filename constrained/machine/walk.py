@@ -105,6 +105,13 @@ def hash_insert(keys, values, mask, key, value):
 
 
 @nb.njit(cache=True)
+def set_row(row, codes, missing):
+    """Store a row's codes, 0 for a byte that is refused; ``missing`` bytes are refused too."""
+    for byte in range(256):
+        row[byte] = REFUSED if missing[byte] or codes[byte] == 0 else codes[byte]
+
+
+@nb.njit(cache=True)
 def set_after(control, key, value):
     hash_insert(_i64(control[HASH_KEYS]), _i32(control[HASH_VALUES]), control[HASH_MASK], key, value)
 
