@@ -1,8 +1,10 @@
 """What several ranks cost on this machine: the order of a step, and each rank's bytes and memory.
 
 ``python -m benchmarks.parallel`` prints two tables. *Orders*: the time from the call of rank 0 until rank 1 has decoded
-a step plan, over loopback. It is a round trip less half of the round trip of one byte. *Memory*: the bytes that each
-rank reads of a random Llama of 190 million weights in bfloat16, and the peak of its own pages while it loads them.
+a step, over loopback. It is a round trip less half of the round trip of one byte. The arrays of the step are made
+before, as rank 0 runs them too. ``arrays_ms``, ``encode_ms`` and ``decode_ms`` are processor times. *Memory*: the
+bytes that each rank reads of a random Llama of 190 million weights in bfloat16, and the peak of its own pages while it loads
+them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,12 @@ import numpy as np
 import torch
 from phloem import benchmarks
 from phloem.runtime.config import EngineConfig
+from phloem.runtime.layers.batch import StepArrays
 from phloem.runtime.models import load_model
 from phloem.runtime.parallel.group import Alone, Group, connect
 from phloem.runtime.parallel.mesh import Mesh
 from phloem.runtime.parallel.order_line import OrderLine
-from phloem.runtime.parallel.orders import encode
+from phloem.runtime.parallel.orders import decode, encode
 from phloem.runtime.parallel.rank import weight_bytes
 from phloem.runtime.parallel.split import RankSplit
 from phloem.runtime.scheduler import DecodePart, PlanRow, StepPlan
@@ -45,21 +50,37 @@ SIZES: dict[str, Any] = {
 def plans(num_rows: int) -> dict[str, StepPlan]:
     ids, starts = np.arange(num_rows), np.full(num_rows, 700)
     tokens = np.arange(num_rows, dtype=np.int32)
-    rows = tuple(PlanRow(i, i, 700, tokens[i : i + 1], np.arange(701, dtype=np.int32), 700, 1) for i in range(num_rows))
+
+    def prompts(start: int, end: int, stale_from: int) -> StepPlan:
+        slots = np.arange(end, dtype=np.int32)
+        return StepPlan(0, tuple(PlanRow(i, i, start, slots[start:], slots, stale_from, 1) for i in range(num_rows)))
+
     return {
         "sequences that only decode": StepPlan(0, (), DecodePart(ids, ids, starts, tokens, tokens)),
-        "rows one by one": StepPlan(0, rows),
+        "rows one by one": prompts(700, 701, 700),
+        "32 tokens of a prompt each": prompts(700, 732, 700),
+        "32 tokens after 200 from the cache": prompts(200, 232, 0),
     }
 
 
-def answer_orders(folder: str, count: int) -> None:
+def least_time(call: Callable[[], object]) -> float:
+    """Processor seconds of a call: the least of 50."""
+    found = []
+    for _ in range(50):
+        begun_s = time.process_time()
+        call()
+        found.append(time.process_time() - begun_s)
+    return min(found)
+
+
+def answer_orders(folder: str, num_orders: int, num_pings: int) -> None:
     torch.set_num_threads(1)
     group = connect(Path(folder), rank=1, size=2, timeout_s=60.0)
     line, byte = OrderLine(group), torch.zeros(1, dtype=torch.uint8)
-    for _ in range(count):
+    for _ in range(num_orders):
         line.receive()
         group.send(byte, 0)
-    for _ in range(count):
+    for _ in range(num_pings):
         group.receive(byte, 0)
         group.send(byte, 0)
 
@@ -69,10 +90,10 @@ def measure_orders(group: Group, repeats: int, num_rows: int) -> dict[str, dict[
     found: dict[str, dict[str, float]] = {}
     times: dict[str, list[float]] = {}
     for name, plan in plans(num_rows).items():
-        times[name] = []
+        step, times[name] = StepArrays.of(plan), []
         for _ in range(repeats):
             begun_s = time.perf_counter()
-            line.send(plan)
+            line.send(step)
             group.receive(byte, 1)
             times[name].append(time.perf_counter() - begun_s)
     pings = []
@@ -84,10 +105,15 @@ def measure_orders(group: Group, repeats: int, num_rows: int) -> dict[str, dict[
     ping_ms = 1e3 * statistics.median(pings)
     for name, all_s in times.items():
         ordered = sorted(1e3 * one_s - ping_ms / 2 for one_s in all_s)
-        _, payload = encode(plans(num_rows)[name])
+        plan = plans(num_rows)[name]
+        step = StepArrays.of(plan)
+        kind, payload = encode(step)
         found[name] = {
             "median_ms": ordered[len(ordered) // 2],
             "p90_ms": ordered[int(0.9 * len(ordered))],
+            "arrays_ms": 1e3 * least_time(partial(StepArrays.of, plan)),
+            "encode_ms": 1e3 * least_time(partial(encode, step)),
+            "decode_ms": 1e3 * least_time(partial(decode, kind, payload)),
             "bytes": payload.nbytes,
         }
     return found | {"one byte, one way": {"median_ms": ping_ms / 2}}
@@ -143,7 +169,7 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     if args.only != "memory":
         with tempfile.TemporaryDirectory() as folder:
-            other = spawn.Process(target=answer_orders, args=(folder, 2 * args.repeats))
+            other = spawn.Process(target=answer_orders, args=(folder, len(plans(1)) * args.repeats, 2 * args.repeats))
             other.start()
             group = connect(Path(folder), rank=0, size=2, timeout_s=60.0)
             report["orders"] = measure_orders(group, args.repeats, args.rows)

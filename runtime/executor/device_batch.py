@@ -14,7 +14,7 @@ import torch
 
 from ...kernels import SharedPrefixes
 from ...kernels.shared import PIECE_FIELDS
-from ..layers.batch import NARROW, WIDE, ForwardBatch, StepArrays
+from ..layers.batch import NARROW, WIDE, ForwardBatch, StepArrays, slot_changes
 from ..scheduler import MAX_DRAFT_TOKENS, DecodePart, PlanRow, StepPlan
 from .accelerator import Accelerator
 from .prefixes import PIECES_A_ROW, PrefixFinder, shared_size
@@ -62,9 +62,9 @@ class DeviceBatch:
     def forward_batch(self, plan: StepPlan) -> ForwardBatch:
         """The batch of any plan, in newly allocated tensors."""
         table, vectorised = self.slot_table, plan.vectorised
-        step = StepArrays.of(plan)
-        places = [self._places(step.changes)]
-        slots = [slots for _, _, slots in step.changes]
+        step, changes = StepArrays.of(plan), slot_changes(plan)
+        places = [self._places(changes)]
+        slots = [slots for _, _, slots in changes]
         if vectorised is not None:
             places.append(vectorised.row_ids * table.shape[1] + vectorised.starts)
             slots.append(vectorised.slot_ids)
@@ -72,7 +72,7 @@ class DeviceBatch:
         narrow = {name: getattr(step, name) for name in NARROW} | {"slots": np.concatenate(slots)}
         prefixes = None
         if self.prefixes is not None:
-            self.prefixes.note(step.changes)
+            self.prefixes.note(changes)
             if vectorised is not None:
                 self.prefixes.note_decode(vectorised)
             prefixes = self.prefixes.of(step.row_ids, step.kv_lens, np.diff(step.query_starts))

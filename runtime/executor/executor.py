@@ -12,9 +12,8 @@ import torch
 from ... import kernels
 from ...protocol.sampling import SamplingParams
 from ...radix_cache import FIRST_CONTENT_ID, in_vocabulary
-from ..layers.batch import ForwardBatch, GivenInputs
+from ..layers.batch import ForwardBatch, GivenInputs, StepArrays
 from ..scheduler import StepPlan
-from ..scheduler.plan import cut_plan
 from .accelerator import Accelerator, Readback, accelerator_of
 from .decode_graphs import DecodeGraphs
 from .device_batch import DeviceBatch
@@ -205,8 +204,6 @@ class Executor:
 
         Without ``needs_all`` the caller reads only the head's input of some positions.
         """
-        if self._split is not None:
-            self._split.announce(plan)
         adapters = self._adapters_of(plan)
         given = self._given(plan)
         if self.inputs is not None:
@@ -219,25 +216,33 @@ class Executor:
             if needs_all:
                 logits.whole()  # queue the head now: the device runs it while the host works
             return logits
-        if self.model.stage is not None:
-            self.features = self._run_stage(plan, self.model.stage)
-        else:
-            batch = ForwardBatch.from_plan(plan, self.slot_table, self.device)
-            batch = self._adapted(_with_given(batch, given), adapters)
-            features = self._replays.forward(batch) if self._replays is not None else None
-            self.features = self.model.features(batch, self.kv) if features is None else features
+        step = replace(StepArrays.of(plan), adapters=adapters)
+        if self._split is not None:
+            self._split.announce(step)
+        self.run(step, given)
         if not needs_all and self._split is not None:
             self.features = self._split.inputs(self.features)
         return self._logits(self.features)
 
-    def _run_stage(self, plan: StepPlan, stage: Stage) -> torch.Tensor:
-        """The head's input as far as this stage has it, from all of the plan's micro-steps."""
-        parts = cut_plan(plan, stage.num_micro_steps(plan.num_tokens))
+    @torch.inference_mode()
+    def run(self, step: StepArrays, given: GivenInputs | None = None) -> torch.Tensor:
+        """On a CPU: the head's input [L, C] of the step, as far as this stage has it. Valid until the next step."""
+        if self.model.stage is not None:
+            self.features = self._run_stage(step, self.model.stage)
+        else:
+            batch = _with_given(self._batch_of(step), given)
+            features = self._replays.forward(batch) if self._replays is not None else None
+            self.features = self.model.features(batch, self.kv) if features is None else features
+        return self.features
+
+    def _batch_of(self, step: StepArrays) -> ForwardBatch:
+        return self._adapted(ForwardBatch.from_arrays(step, self.slot_table, self.device), step.adapters)
+
+    def _run_stage(self, step: StepArrays, stage: Stage) -> torch.Tensor:
+        """The head's input from all of the step's micro-steps."""
+        parts = step.cut(stage.num_micro_steps(step.num_tokens))
         stage.begin([part.num_tokens for part in parts])
-        made = []
-        for part in parts:
-            batch = ForwardBatch.from_plan(part, self.slot_table, self.device)
-            made.append(self.model.features(self._adapted(batch, self._adapters_of(part)), self.kv))
+        made = [self.model.features(self._batch_of(part), self.kv) for part in parts]
         return made[0] if len(made) == 1 else torch.cat(made)
 
     @torch.inference_mode()

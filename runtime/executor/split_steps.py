@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from ..scheduler import StepPlan
+from ..layers.batch import StepArrays
 from .step_logits import StepMasks
 
 MAX_SHORTLIST = 64  # tokens of each rank
@@ -26,8 +26,8 @@ class Shortlist:
 class SplitSteps(Protocol):
     """The other ranks, as rank 0's executor sees them."""
 
-    def announce(self, plan: StepPlan) -> None:
-        """Every rank runs the forward of ``plan`` now."""
+    def announce(self, step: StepArrays) -> None:
+        """Every rank runs the forward of ``step`` now."""
         ...
 
     def shortlist(self, features: Tensor, k: int, masks: StepMasks | None) -> Shortlist:

@@ -4,6 +4,7 @@ a row's tokens:   [0, kv_len - n) in the pool   [kv_len - n, kv_len) in this ste
 """
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,17 @@ class ForwardBatch:
         updated from its ``stale_from`` on. On a CPU the batch reads the table in place; on a GPU it gets a copy of this
         step's rows.
         """
+        return cls.from_arrays(StepArrays.of(plan), slot_table, device)
+
+    @classmethod
+    def from_arrays(
+        cls, step: "StepArrays", slot_table: np.ndarray, device: torch.device | str = "cpu"
+    ) -> "ForwardBatch":
+        """As ``from_plan``."""
         device = torch.device(device)
-        step = StepArrays.of(plan)
-        if plan.vectorised is not None:
-            slot_table[plan.vectorised.row_ids, plan.vectorised.starts] = plan.vectorised.slot_ids
-        for row_id, start, slots in step.changes:
+        for row_id, start, slots in step.earlier:
             slot_table[row_id, start : start + len(slots)] = slots
+        slot_table[step.token_rows, step.positions] = step.out_slots
         wide = {name: getattr(step, name).astype(np.int64, copy=False) for name in WIDE}
         narrow = {name: getattr(step, name).astype(np.int32, copy=False) for name in NARROW}
         if device.type == "cpu":
@@ -79,9 +85,10 @@ NARROW = ("row_ids", "query_starts", "kv_lens")
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """The integers of a ``ForwardBatch``, of any integer type, and the changes to make in the slot table first.
+    """The integers of a ``ForwardBatch``, of any integer type.
 
-    ``changes`` (row, first position, slots) leave out the slots of the plan's vectorised rows.
+    ``earlier`` (row, first position, slots): slots of positions before the step's own that the slot table lacks.
+    ``adapters``: each token's adapter, -1 for none; None where no token has one.
     """
 
     token_ids: np.ndarray
@@ -91,21 +98,22 @@ class StepArrays:
     row_ids: np.ndarray
     query_starts: np.ndarray
     kv_lens: np.ndarray
-    changes: list[tuple[int, int, np.ndarray]]
+    earlier: list[tuple[int, int, np.ndarray]]
+    adapters: np.ndarray | None = None
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepArrays":
         rows = plan.rows
-        changes = [
-            (row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.end])
+        earlier = [
+            (row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.start])
             for row in rows
-            if row.stale_from < row.end
+            if row.stale_from < row.start
         ]
         part = plan.decodes()
         if part is not None:
             steps = np.arange(len(part) + 1)
             ends = part.starts + 1
-            return cls(part.token_ids, part.starts, part.slot_ids, steps[:-1], part.row_ids, steps, ends, changes)
+            return cls(part.token_ids, part.starts, part.slot_ids, steps[:-1], part.row_ids, steps, ends, earlier)
         lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
         wanted = np.array([row.num_logits for row in rows], dtype=np.int64)
         logits_rows = np.arange(wanted.sum()) + np.repeat(np.cumsum(lengths) - np.cumsum(wanted), wanted)
@@ -117,7 +125,7 @@ class StepArrays:
         positions = np.arange(starts[-1]) + np.repeat(ends - starts[1:], lengths)
         token_ids = _joined([row.token_ids for row in rows])
         out_slots = _joined([row.slot_ids[row.start : row.end] for row in rows])
-        found = cls(token_ids, positions, out_slots, logits_rows, row_ids, starts, ends, changes)
+        found = cls(token_ids, positions, out_slots, logits_rows, row_ids, starts, ends, earlier)
         return found if plan.vectorised is None else found._after(plan.vectorised)
 
     def _after(self, first: DecodePart) -> "StepArrays":
@@ -132,8 +140,50 @@ class StepArrays:
             np.concatenate((first.row_ids, self.row_ids)),
             np.concatenate((steps, self.query_starts + n)),
             np.concatenate((first.starts + 1, self.kv_lens)),
-            self.changes,
+            self.earlier,
         )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def token_rows(self) -> np.ndarray:
+        """[T]: of each token its row of the slot table."""
+        if len(self.row_ids) == len(self.token_ids):
+            return self.row_ids
+        return np.repeat(self.row_ids, np.diff(self.query_starts))
+
+    def cut(self, count: int) -> "list[StepArrays]":
+        """At most ``count`` steps of equal numbers of tokens, which together have these tokens and logits in order. A
+        sequence may lie in several of them.
+        """
+        ends = sorted({self.num_tokens * i // count for i in range(count + 1)})
+        return [self._span(first, end) for first, end in pairwise(ends)]
+
+    def _span(self, first: int, end: int) -> "StepArrays":
+        """Tokens [first, end) of the step."""
+        tokens = slice(first, end)
+        after_first, after_last = np.searchsorted(self.query_starts, (first, end - 1), side="right").tolist()
+        rows = slice(after_first - 1, after_last)
+        bounds = self.query_starts[rows.start : rows.stop + 1].clip(first, end)
+        return StepArrays(
+            self.token_ids[tokens],
+            self.positions[tokens],
+            self.out_slots[tokens],
+            self.logits_rows[slice(*np.searchsorted(self.logits_rows, (first, end)))] - first,
+            self.row_ids[rows],
+            bounds - first,
+            self.positions[bounds[1:] - 1] + 1,
+            self.earlier if first == 0 else [],
+            None if self.adapters is None else self.adapters[tokens],
+        )
+
+
+def slot_changes(plan: StepPlan) -> list[tuple[int, int, np.ndarray]]:
+    """All slots that ``plan.rows`` bring, their own tokens' too: (row, first position, slots)."""
+    rows = (row for row in plan.rows if row.stale_from < row.end)
+    return [(row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.end]) for row in rows]
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

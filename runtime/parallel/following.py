@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..executor import Executor
-from ..scheduler import StepPlan
+from ..layers.batch import StepArrays
 from .group import Group
 from .lost import GangLost
 from .order_line import OrderLine
@@ -24,8 +24,8 @@ def follow(executor: Executor, group: Group, *, num_tokens: int) -> int:
     features = torch.empty(0)
     while True:
         match line.receive():
-            case StepPlan() as plan:
-                features = executor.forward(plan).features
+            case StepArrays() as step:
+                features = executor.run(step)
             case Whole(num_rows=num_rows):
                 if num_rows != len(features):
                     raise GangLost(f"rank {group.rank} has {len(features)} rows of logits, rank 0 has {num_rows}")

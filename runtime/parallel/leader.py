@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..executor.split_steps import Shortlist
 from ..executor.step_logits import StepMasks
+from ..layers.batch import StepArrays
 from ..models import Model
-from ..scheduler import StepPlan
 from .group import Group
 from .lost import GangLost
 from .order_line import OrderLine
@@ -51,8 +51,8 @@ class Leader:
     def num_orders(self) -> int:
         return self._line.num_orders
 
-    def announce(self, plan: StepPlan) -> None:
-        self._give(plan)
+    def announce(self, step: StepArrays) -> None:
+        self._give(step)
 
     def shortlist(self, features: Tensor, k: int, masks: StepMasks | None) -> Shortlist:
         rows, words = np.zeros(0, np.int64), np.zeros((0, 0), np.uint32)

@@ -1,20 +1,23 @@
-"""What rank 0 tells the other ranks, as integers: step plans and products of the head.
+"""What rank 0 tells the other ranks, as integers: steps and products of the head.
 
     frame:   number | kind | bytes of the payload | payload
-    a plan:  step | vectorised rows | other rows | draws | [4, V] row, start, token, slot | [R, 7] rows | tokens | slots
+    a step:  numbers of rows R, tokens T, logits, earlier slots, tokens with adapters | the arrays of ``StepArrays`` in
+             their order | of earlier slots: [E] rows, [E] first positions, [E] lengths, slots
 
-Numbers are int64, payloads are int32. A row carries only the slots that the executors do not hold yet.
+Numbers are int64, payloads are int32. A step is sent as the arrays that rank 0 computes with too, so no rank goes
+through its sequences one by one. Only slots that the executors do not hold yet are sent.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from ..scheduler import DecodePart, PlanRow, StepPlan
+from ..layers.batch import StepArrays
 
-_ROW = 7  # row, start, tokens, stale_from, logits, drafts, adapter
+_ARRAYS = ("token_ids", "positions", "out_slots", "logits_rows", "row_ids", "query_starts", "kv_lens")
 _NONE = np.zeros(0, np.int32)
 
 
@@ -49,15 +52,15 @@ class End:
     """No more orders follow."""
 
 
-Order = StepPlan | Whole | Likeliest | HeadInput | Beat | End
-_KINDS: tuple[type, ...] = (StepPlan, Whole, Likeliest, HeadInput, Beat, End)
+Order = StepArrays | Whole | Likeliest | HeadInput | Beat | End
+_KINDS: tuple[type, ...] = (StepArrays, Whole, Likeliest, HeadInput, Beat, End)
 
 
 def encode(order: Order) -> tuple[int, np.ndarray]:
     """The order's kind and its payload, int32."""
     match order:
-        case StepPlan():
-            payload = _encode_plan(order)
+        case StepArrays():
+            payload = _encode_step(order)
         case Whole(num_rows=num_rows):
             payload = np.array([num_rows], np.int32)
         case Likeliest(k=k, rows=rows, words=words):
@@ -69,10 +72,10 @@ def encode(order: Order) -> tuple[int, np.ndarray]:
 
 
 def decode(kind: int, payload: np.ndarray) -> Order:
-    """The order of ``encode``. Sequences' ids and slots below ``stale_from`` are not sent and are 0."""
+    """The order of ``encode``."""
     match _KINDS[kind].__name__:
-        case "StepPlan":
-            return _decode_plan(payload)
+        case "StepArrays":
+            return _decode_step(payload)
         case "Whole":
             return Whole(int(payload[0]))
         case "Likeliest":
@@ -86,38 +89,22 @@ def decode(kind: int, payload: np.ndarray) -> Order:
     return End()
 
 
-def _encode_plan(plan: StepPlan) -> np.ndarray:
-    part, rows = plan.vectorised, plan.rows
-    heads = [
-        (row.row_id, row.start, len(row.token_ids), row.stale_from, row.num_logits, row.num_draft, row.adapter)
-        for row in rows
-    ]
-    first = np.array([plan.step & 0x7FFFFFFF, plan.num_vectorised, len(rows)], np.int64)
-    arrays = [first, np.array(heads, np.int64).reshape(-1)]
-    if part is not None:
-        arrays[1:1] = [part.row_ids, part.starts, part.token_ids, part.slot_ids]
-    arrays += [row.token_ids for row in rows]
-    arrays += [row.slot_ids[row.stale_from : row.end] for row in rows]
-    return np.concatenate(arrays, dtype=np.int32, casting="same_kind")
+def _encode_step(step: StepArrays) -> np.ndarray:
+    adapters = _NONE if step.adapters is None else step.adapters
+    rows, starts, slots = zip(*step.earlier, strict=True) if step.earlier else ((), (), ())
+    head = (len(step.row_ids), step.num_tokens, len(step.logits_rows), len(slots), len(adapters))
+    arrays = [getattr(step, name) for name in _ARRAYS]
+    earlier = [rows, starts, [len(run) for run in slots], *slots]
+    return np.concatenate([np.asarray(array, np.int32) for array in (head, *arrays, adapters, *earlier)])
 
 
-def _decode_plan(payload: np.ndarray) -> StepPlan:
-    step, num_vectorised, num_rows = payload[:3].tolist()
-    at = 3 + 4 * num_vectorised
-    vectorised = None
-    if num_vectorised:
-        row_ids, starts, token_ids, slot_ids = payload[3:at].reshape(4, num_vectorised)
-        row_ids, starts = row_ids.astype(np.int64), starts.astype(np.int64)
-        vectorised = DecodePart(np.zeros_like(row_ids), row_ids, starts, token_ids, slot_ids)
-    heads = payload[at : at + _ROW * num_rows].reshape(num_rows, _ROW).tolist()
-    at += _ROW * num_rows
-    slots_at = at + sum(head[2] for head in heads)
-    rows = []
-    for row_id, start, num_tokens, stale_from, num_logits, num_draft, adapter in heads:
-        token_ids = payload[at : at + num_tokens]
-        end = start + num_tokens
-        slot_ids = np.zeros(end, np.int32)
-        slot_ids[stale_from:] = payload[slots_at : slots_at + end - stale_from]
-        at, slots_at = at + num_tokens, slots_at + end - stale_from
-        rows.append(PlanRow(0, row_id, start, token_ids, slot_ids, stale_from, num_logits, num_draft, adapter))
-    return StepPlan(step, tuple(rows), vectorised)
+def _decode_step(payload: np.ndarray) -> StepArrays:
+    num_rows, num_tokens, num_logits, num_earlier, num_adapters = payload[:5].tolist()
+    lengths = (num_tokens, num_tokens, num_tokens, num_logits, num_rows, num_rows + 1, num_rows)
+    ends = 5 + np.cumsum((*lengths, num_adapters, 3 * num_earlier))
+    *arrays, adapters, heads, slots = np.split(payload[5:], ends - 5)
+    rows, starts, counts = heads.reshape(3, num_earlier)
+    stops = np.cumsum(counts).tolist()
+    runs = (slots[first:stop] for first, stop in pairwise([0, *stops]))
+    earlier = list(zip(rows.tolist(), starts.tolist(), runs, strict=True))
+    return StepArrays(*arrays, earlier, adapters if num_adapters else None)

@@ -129,53 +129,6 @@ def joined(first: DecodePart, second: DecodePart) -> DecodePart:
     )
 
 
-def cut_plan(plan: StepPlan, count: int) -> list[StepPlan]:
-    """``plan`` as at most ``count`` plans of equal numbers of tokens, which together have its tokens and logits in
-    order. A sequence may lie in several of them.
-    """
-    num_tokens = plan.num_tokens
-    ends = [num_tokens * i // count for i in range(1, count + 1)]
-    made, first = [], 0
-    for end in ends:
-        if end > first:
-            made.append(_span(plan, first, end))
-        first = end
-    return made
-
-
-def _span(plan: StepPlan, first: int, end: int) -> StepPlan:
-    """Tokens [first, end) of the step."""
-    part, at = plan.vectorised, plan.num_vectorised
-    if part is not None:
-        span = slice(min(first, at), min(end, at))
-        fields = (part.seq_ids, part.row_ids, part.starts, part.token_ids, part.slot_ids)
-        part = DecodePart(*(field[span] for field in fields)) if span.stop > span.start else None
-    rows = []
-    for row in plan.rows:
-        n = len(row.token_ids)
-        lo, hi = max(first - at, 0), min(end - at, n)
-        at += n
-        if lo < hi:
-            rows.append(row if hi - lo == n else _cut_row(row, lo, hi))
-    return StepPlan(plan.step, tuple(rows), part)
-
-
-def _cut_row(row: PlanRow, lo: int, hi: int) -> PlanRow:
-    """Tokens [lo, hi) of the row's own; the executor has run those before."""
-    n, start = len(row.token_ids), row.start + lo
-    return PlanRow(
-        row.seq_id,
-        row.row_id,
-        start,
-        row.token_ids[lo:hi],
-        row.slot_ids[: row.start + hi],
-        start if lo else row.stale_from,
-        max(0, hi - max(lo, n - row.num_logits)),
-        max(0, hi - max(lo, n - row.num_draft)),
-        row.adapter,
-    )
-
-
 def plan_row(seq: Sequence, n: int) -> PlanRow:
     """The next ``n`` tokens of ``seq``, which has slots for them."""
     lease = seq.lease
