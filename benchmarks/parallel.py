@@ -3,8 +3,8 @@
 ``python -m benchmarks.parallel`` prints two tables. *Orders*: the time from the call of rank 0 until rank 1 has decoded
 a step, over loopback. It is a round trip less half of the round trip of one byte. The arrays of the step are made
 before, as rank 0 runs them too. ``arrays_ms``, ``encode_ms`` and ``decode_ms`` are processor times. *Memory*: the
-bytes that each rank reads of a random Llama of 190 million weights in bfloat16, and the peak of its own pages while it loads
-them.
+bytes that each rank reads of a random Llama of 190 million weights in bfloat16, and the peak of its own pages while it
+loads them.
 """
 
 from __future__ import annotations
