@@ -178,5 +178,8 @@ class GGUFFileWriter:
 
 
 def size_bytes_of(path: Path) -> int:
-    """Of a GGUF file, or of a folder's safetensors."""
-    return path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    """Of a GGUF file, or of a folder's weights."""
+    if path.is_file():
+        return path.stat().st_size
+    files = [*path.glob("*.safetensors")] or [*path.glob("*.onnx*")]
+    return sum(file.stat().st_size for file in files)

@@ -16,11 +16,13 @@ def weights_digest(path: Path) -> str:
     show.
     """
     digest = blake2b(digest_size=16)
-    files = [path] if path.is_file() else sorted(path.iterdir())
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    endings = {file.suffix for file in files}
+    is_onnx = ".onnx" in endings and ".safetensors" not in endings  # its data lie in files of any name
     for file in files:
         if file.name in _CONFIGS:
             digest.update(file.read_bytes())
-        elif file.suffix in _WEIGHT_ENDINGS:
+        elif file.suffix in _WEIGHT_ENDINGS or is_onnx:
             size = file.stat().st_size
             digest.update(size.to_bytes(8, "little"))
             last = max(size - _SAMPLE_BYTES, 0)

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def resolve_model(name: str, *, home: Path | None = None, progress: Progress | None = None) -> Path:
-    """A GGUF file, or a folder with config.json and safetensors.
+    """A GGUF file, or a folder with config.json and safetensors or ONNX.
 
     ``name`` is an alias, a path, or a hub name (``org/name``, ``org/name:file.gguf``); aliases and hub names are
     fetched if they are missing. Raises UnknownModel, which lists what may be given.
@@ -34,7 +34,8 @@ def resolve_model(name: str, *, home: Path | None = None, progress: Progress | N
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise UnknownModel(
         f"no model {name!r}: {hint}it is neither a path here nor an alias; give an alias ({', '.join(ALIASES)}), "
-        "the path of a .gguf file or of a folder with config.json and safetensors, or a Hugging Face name (org/name)"
+        "the path of a .gguf file or of a folder with config.json and safetensors or ONNX, or a Hugging Face name "
+        "(org/name)"
     )
 
 

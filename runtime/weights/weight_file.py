@@ -8,12 +8,13 @@ from ..quant import Weight
 from .damage import refuse_damage
 from .gguf_file import GGUFFile
 from .model_config import ModelConfig
+from .onnx_folder import OnnxFolder
 from .part import Part
 from .safetensors_file import SafetensorsFolder
 
 
 class WeightFile(Protocol):
-    """``format`` is ``"gguf"`` or ``"safetensors"``: the tensors' names follow it."""
+    """``format`` is ``"gguf"`` or ``"safetensors"``: the tensors' names follow it, those of an ONNX graph too."""
 
     format: str
     path: Path
@@ -39,11 +40,14 @@ class WeightFile(Protocol):
 
 
 def open_weights(path: Path | str) -> WeightFile:
-    """Opens a ``.gguf`` file, or a folder with config.json and safetensors. Reads headers, not weights."""
+    """Opens a ``.gguf`` file, or a folder with config.json and safetensors or ONNX. Reads headers, not weights."""
     path = Path(path)
     with refuse_damage(path):
         if path.is_dir():
-            return SafetensorsFolder(path)
+            is_onnx = any(path.glob("*.onnx")) and not any(path.glob("*.safetensors"))
+            return OnnxFolder(path) if is_onnx else SafetensorsFolder(path)
         if path.is_file():
             return GGUFFile(path)
-    raise UnknownModel(f"no model at {path}: it must be a .gguf file or a folder with config.json and *.safetensors")
+    raise UnknownModel(
+        f"no model at {path}: it must be a .gguf file, or a folder with config.json and *.safetensors or *.onnx"
+    )

@@ -164,7 +164,7 @@ def test_configs_that_cannot_be_served_are_refused_by_name(folder: Path, fields:
 
 
 def test_paths_that_hold_no_model_are_refused(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(UnknownModel, match=r"no model at .*/nothing: it must be a .gguf file or a folder"):
+    with pytest.raises(UnknownModel, match=r"no model at .*/nothing: it must be a .gguf file, or a folder"):
         open_weights(tmp_path / "nothing")
     with pytest.raises(UnknownModel, match=r"config.json cannot be read"):
         open_weights(tmp_path)
