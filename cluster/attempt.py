@@ -26,6 +26,13 @@ class AttemptOwner(Protocol):
     def lose(self, attempt: Attempt) -> None: ...
 
 
+class AttemptWatch(Protocol):
+    """Told of each attempt when it begins and when it has left its engine. Called under locks: it returns at once."""
+
+    def began(self, attempt: Attempt) -> None: ...
+    def left(self, attempt: Attempt) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """An engine. ``trial``: the suspect that runs there alone. ``orphans``: programs that its end has left."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -38,7 +39,7 @@ class CacheWatch:
     def follow(self, engine: str, client: Client) -> None:
         """Subscribe to an engine that publishes events, if that was not done."""
         url = client.welcome.cache_events_url
-        if not url or engine in self._sockets:
+        if not url or engine in self._sockets or _is_elsewhere(url):
             return
         subscriber: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
         subscriber.setsockopt(zmq.RCVHWM, MAX_FRAMES)
@@ -103,3 +104,8 @@ class CacheWatch:
             return
         if applied != "ok":
             self._ask(engine)
+
+
+def _is_elsewhere(url: str) -> bool:
+    """Whether ``url`` is a socket file of another machine: an engine publishes only where it runs."""
+    return url.startswith("ipc://") and not Path(url.removeprefix("ipc://")).exists()

@@ -59,7 +59,7 @@ from ..protocol.messages import (
 )
 from ..protocol.ops import AnyOp, Gen, Pin
 from ..protocol.program_call import ProgramCall
-from .attempt import Attempt, Member, Run
+from .attempt import Attempt, AttemptWatch, Member, Run
 from .cache_watch import CacheWatch
 from .journal import NONE_DRAWN, Journal, size_of
 from .loads import Booking
@@ -101,7 +101,7 @@ class FleetClient:
     ``tokenize(ops)``: the token ids of a program's first prompt as the engine makes them, for placement; not called
     while there is one engine. Engines come and go with ``add`` and ``remove`` (the supervisor calls them).
     ``on_lost(engine, error)`` is called once for each engine whose connection ends by itself, on the fleet's thread.
-    ``seed`` makes the seeds of generations without one; None: they are random.
+    ``seed`` makes the seeds of generations without one; None: they are random. ``watch`` is told what runs where.
 
     A program that has lost two engines without progress between, each of which it had for itself, is failed with
     ``InternalError`` that names it. One that has lost two with others on them is replayed alone before it is blamed.
@@ -114,8 +114,10 @@ class FleetClient:
         limits: FleetLimits | None = None,
         on_lost: Callable[[str, PhloemError], None] | None = None,
         seed: int | None = None,
+        watch: AttemptWatch | None = None,
     ) -> None:
         self._placer = Placer(tokenize)
+        self._attempts = watch
         self._limits = limits or FleetLimits()
         self.on_lost = on_lost
         self._rng = random.Random(os.urandom(16) if seed is None else seed)
@@ -544,7 +546,7 @@ class FleetClient:
         if engine is None:
             encode_submit(submit, self.welcome.limits)
             return
-        run.attempt = Attempt(self, run, engine)
+        run.attempt = self._attempt(run, engine)
         try:
             run.attempt.start([submit])
         except EngineLost:  # it has ended just now
@@ -567,9 +569,15 @@ class FleetClient:
         """
         elapsed_s = 0.0 if run.accepted_s is None else time.monotonic() - run.accepted_s
         messages = run.journal.replay(elapsed_s=elapsed_s, drawn=drawn)
-        run.attempt = Attempt(self, run, engine)
+        run.attempt = self._attempt(run, engine)
         self._num_replays += run.journal.is_accepted
         run.attempt.start(messages, is_replay=True)
+
+    def _attempt(self, run: Run, engine: Member) -> Attempt:
+        attempt = Attempt(self, run, engine)
+        if self._attempts is not None:
+            self._attempts.began(attempt)
+        return attempt
 
     def _leave(self, run: Run, *, cancel: bool = False) -> None:
         """Take ``run`` off its engine and ignore later messages of the attempt. The caller holds the program's lock."""
@@ -578,6 +586,8 @@ class FleetClient:
             return
         attempt.is_over = True
         attempt.unsent.clear()
+        if self._attempts is not None:
+            self._attempts.left(attempt)
         self._finish_booking(run)
         with self._lock:
             attempt.engine.runs.discard(run)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import msgspec
 
@@ -55,6 +55,24 @@ class Replica:
     since_s: float
     silent_s: float = 0.0
     last_error: str = ""
+
+
+class Supervised(Protocol):
+    """What operators see of the engines."""
+
+    def replicas(self) -> list[Replica]: ...
+    def metrics(self, timeout_s: float = 10.0) -> dict[str, Any]: ...
+    def ask(self, what: str, timeout_s: float = 10.0) -> dict[str, Any]: ...
+    def drain(self, replica: str, *, migrate: bool = False) -> Replica: ...
+
+
+class Supervising(Supervised, Protocol):
+    """Keeps engines alive until its block ends; ``fleet`` is the client of those that are ready."""
+
+    @property
+    def fleet(self) -> FleetClient: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc_info: object) -> None: ...
 
 
 class Supervisor:

@@ -31,6 +31,7 @@ ROWS: list[set[str] | list[str]] = [
     {"cluster"},
     {"engines"},
     {"runtime.server"},
+    {"cluster.ray"},
 ]
 # The face may import everything; nothing imports the face, except for the package's own version.
 FACE = {"__init__", "__main__", "cli", "commands", "doctor", "flags", "progress", "top"}

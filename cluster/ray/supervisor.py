@@ -2,7 +2,7 @@
 
 this process: HTTP, FleetClient ◄──────tokens, ZeroMQ over TCP with keys──────► engine process
     │      ▲                                                                        │ owned by
-    │      └─where engines are── Places (actor) ◄──reports── EngineReplica (Serve) ─┘
+    │      └─ProgramRouter: where engines are; a call for each program──► EngineReplica (Serve)
     └──── deploys the application
 """
 
@@ -16,28 +16,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
-import msgspec
 import ray
 from ray import serve
 
 from ... import processor
-from ...protocol.address import ClientKeys, new_key_pair
-from ...protocol.client import Client
-from ...protocol.errors import EngineLost, InvalidParams, PhloemError, Unsupported
+from ...protocol.address import new_key_pair
+from ...protocol.errors import EngineLost, InvalidParams, PhloemError
 from ...protocol.ops import AnyOp
 from ...runtime.config import EngineConfig, Progress
 from ..client import FleetClient, FleetLimits
 from ..restarts import RestartPolicy
-from ..supervisor import Replica, ReplicaState, ask_clients, share
-from .places import EnginePlace, Places, PlacesFollower
-from .replica import EngineReplica
+from ..supervisor import Replica, ReplicaState
+from .deployment import ENGINES, bound_engines
+from .fleet import ServeFleet
+from .options import config_of_one
 
-logger = logging.getLogger(__name__)
-
-LOOK_S = 1.0  # between two looks at the state of the application
-CONNECT_S = 10.0
-HEALTH_S = 1.0  # between two checks of a replica's health
-STOP_S = 20.0
 OBJECTS_BYTES = 100 << 20  # of Ray's object store on one machine, which nothing of ours uses
 
 
@@ -63,63 +56,74 @@ class RaySupervisor:
         address: str = "",
         app: str = "phloem",
     ) -> None:
-        self._policy = policy or RestartPolicy()
-        self._on_failed = on_failed
+        policy = policy or RestartPolicy()
         self._app = app
         self._num_replicas = replicas
         self._since_s = time.time()
-        self._client_key, self._client_secret = new_key_pair()
-        self._stopping = threading.Event()
-        self._has_engine = threading.Event()
-        self._failure: PhloemError | None = None
-        # Cache events are published on the engine's machine alone, so engines elsewhere are placed by load.
-        one = msgspec.structs.replace(share(config, replicas)[0], device=config.device)
-        if address:
-            one = msgspec.structs.replace(one, cache_events_url="")
+        self._is_closed = False
+        self._fleet: ServeFleet | None = None
+        one = config_of_one(config, replicas)
+        client_key, client_secret = new_key_pair()
         self._connect_to_ray(address, replicas * max(one.num_threads, 1))
-        self.fleet = FleetClient(tokenize=tokenize, limits=limits, on_lost=self._engine_lost)
-        self._follower = PlacesFollower(self.fleet, self._connect)
-        self._thread = threading.Thread(target=self._watch, name="phloem-ray", daemon=True)
         try:
-            # It keeps its place through a restart of its process, and then hears of every engine again.
-            self._places = ray.remote(Places).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
-            self._deploy(one, replicas, start_timeout_s)
-            self._thread.start()
-            if not self._has_engine.wait(start_timeout_s):
+            engines = bound_engines(
+                one,
+                replicas=replicas,
+                client_key=client_key,
+                step_timeout_s=policy.step_timeout_s,
+                start_timeout_s=start_timeout_s,
+            )
+            serve.start(proxy_location="Disabled")
+            serve.run_many(
+                [serve.RunTarget(engines, name=app, route_prefix=None)],
+                wait_for_ingress_deployment_creation=False,
+                wait_for_applications_running=False,
+            )
+            self._fleet = ServeFleet(
+                serve.get_deployment_handle(ENGINES, app, _check_exists=False),
+                client_secret=client_secret,
+                tokenize=tokenize,
+                limits=limits,
+                step_timeout_s=policy.step_timeout_s,
+                look=self._failure,
+                on_failed=on_failed,
+            )
+            if not self._fleet.wait(start_timeout_s):
                 raise EngineLost(f"Ray has started no engine within {start_timeout_s:g} s; {self._state()}")
-            if self._failure is not None:
-                raise self._failure
         except BaseException:  # Ctrl-C too
             self.close()
             raise
 
+    @property
+    def fleet(self) -> FleetClient:
+        return self._served.client
+
     def replicas(self) -> list[Replica]:
         """Those that are ready, and one that is starting for each of the others: Ray Serve names it when it starts."""
-        found = self._follower.replicas()
+        found = self._served.replicas()
         missing = range(self._num_replicas - len(found))
-        state: ReplicaState = "starting" if self._failure is None else "failed"
+        state: ReplicaState = "starting" if self._served.failure is None else "failed"
         return found + [Replica(f"new {i + 1}", state, 0, 0, 0, self._since_s) for i in missing]
 
     def metrics(self, timeout_s: float = 10.0) -> dict[str, dict[str, Any]]:
-        """The metrics of each replica whose engine answers within ``timeout_s``."""
-        return self.ask("metrics", timeout_s)
+        """As ``ServeFleet.metrics``."""
+        return self._served.metrics(timeout_s)
 
     def ask(self, what: str, timeout_s: float = 10.0) -> dict[str, Any]:
-        """Each replica's answer to the query ``what``, where its engine answers within ``timeout_s``."""
-        return ask_clients(self._follower.clients, what, timeout_s)
+        """As ``ServeFleet.ask``."""
+        return self._served.ask(what, timeout_s)
 
     def drain(self, replica: str, *, migrate: bool = False) -> Replica:
-        """Raises Unsupported: Ray Serve keeps the number of replicas, and would start another one in its place."""
-        raise Unsupported(f"replica {replica} is Ray Serve's, which would start another one; stop the server instead")
+        """As ``ServeFleet.drain``."""
+        return self._served.drain(replica, migrate=migrate)
 
     def close(self) -> None:
         """Delete the application, which ends every engine, and leave the cluster. A second call does nothing."""
-        if self._stopping.is_set():
+        if self._is_closed:
             return
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(STOP_S)
-        self.fleet.close()
+        self._is_closed = True
+        if self._fleet is not None:
+            self._fleet.close()
         with contextlib.suppress(Exception):  # the cluster may have ended first
             serve.delete(self._app)
         ray.shutdown()
@@ -129,6 +133,11 @@ class RaySupervisor:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    @property
+    def _served(self) -> ServeFleet:
+        assert self._fleet is not None, "the constructor has not returned"
+        return self._fleet
 
     def _connect_to_ray(self, address: str, num_cpus: int) -> None:
         if ray.is_initialized():
@@ -147,77 +156,12 @@ class RaySupervisor:
                 raise InvalidParams(f"{where}: {error}; see --ray-address", where="address") from error
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
-    def _deploy(self, config: EngineConfig, replicas: int, start_timeout_s: float) -> None:
-        resources = {"num_gpus": 1} if config.device == "cuda" else {"num_cpus": max(config.num_threads, 1)}
-        deployment = serve.deployment(
-            EngineReplica,
-            name="EngineReplica",
-            num_replicas=replicas,
-            ray_actor_options=resources,
-            health_check_period_s=HEALTH_S,
-            graceful_shutdown_wait_loop_s=0.1,
-            graceful_shutdown_timeout_s=STOP_S,
-            max_constructor_retry_count=3,
-        )
-        target = deployment.bind(
-            msgspec.json.encode(config),
-            client_key=self._client_key,
-            places=self._places,
-            step_timeout_s=self._policy.step_timeout_s,
-            start_timeout_s=start_timeout_s,
-        )
-        serve.start(proxy_location="Disabled")
-        serve.run_many(
-            [serve.RunTarget(target, name=self._app, route_prefix=None)],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
-
-    def _connect(self, place: EnginePlace) -> Client:
-        return Client(
-            place.url,
-            keys=ClientKeys(self._client_secret, place.public_key),
-            connect_timeout_s=CONNECT_S,
-            engine_timeout_s=self._policy.step_timeout_s,
-        )
-
-    def _engine_lost(self, engine: str, error: PhloemError) -> None:
-        self._follower.lose(engine, error)
-        self._places.forget.remote(engine)  # wakes the thread
-
-    # -- on the thread ------------------------------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        seen = 0
-        while not self._stopping.is_set() and self._failure is None:
-            try:
-                seen, places = ray.get(self._places.changed.remote(seen, LOOK_S))
-                for name in self._follower.follow(places):
-                    self._places.forget.remote(name)
-                if self._follower.clients:
-                    self._has_engine.set()
-                else:
-                    self._look_for_failure()
-            except Exception:  # of Ray, whose errors have no common class; the engines go on without its word
-                if not self._stopping.is_set():
-                    logger.exception("Ray did not say where the engines are; it is asked again")
-                    self._stopping.wait(LOOK_S)
-                    seen = 0
-
-    def _look_for_failure(self) -> None:
-        """Raise nothing; where Ray Serve has given up, end the fleet."""
-        if isinstance(self._follower.refusal, InvalidParams):
-            self._fail(self._follower.refusal)
+    def _failure(self) -> PhloemError | None:
+        """Where Ray Serve has given up."""
         found = serve.status().applications.get(self._app)
         if found is not None and found.status in ("DEPLOY_FAILED", "NOT_STARTED"):
-            self._fail(EngineLost(f"Ray Serve could not start an engine: {self._state()}"))
-
-    def _fail(self, error: PhloemError) -> None:
-        self._failure = error
-        self.fleet.give_up(error)
-        if self._has_engine.is_set() and self._on_failed is not None:
-            self._on_failed(error)
-        self._has_engine.set()
+            return EngineLost(f"Ray Serve could not start an engine: {self._state()}")
+        return None
 
     def _state(self) -> str:
         found = serve.status().applications.get(self._app)

@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ...cluster.supervisor import Supervised
 from ...protocol import errors
 from ...protocol.engine_client import EngineClient
 from ..config import ConnectionLimits, StoreLimits
@@ -42,7 +43,7 @@ from .operator_routes import operator_routes
 from .page import page_routes
 from .program_routes import program_routes
 from .responses_routes import responses_routes
-from .service import Service, Supervised, fault_response, json_response
+from .service import Service, fault_response, json_response
 from .tenants import Account, Keys, Sender, presented_key, set_sender
 from .tokenizer_routes import tokenizer_routes
 from .tracing import OpenSpan, Tracer, read_context

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...cluster.restarts import RestartPolicy
-from ...cluster.supervisor import Supervisor
+from ...cluster.supervisor import Supervising, Supervisor
 from ...protocol.errors import InvalidRequest, PhloemError
 from ...protocol.ops import AnyOp
 from ..config import ConnectionLimits, EngineConfig, Progress, StoreLimits
@@ -34,7 +34,6 @@ from .tenants import Keys
 from .tracing import Tracer
 
 if TYPE_CHECKING:
-    from ...cluster.ray.supervisor import RaySupervisor
     from ..tokenizer import ModelTemplate, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ def serve(
     cors_origins: Collection[str] = (),
     replicas: int = 1,
     policy: RestartPolicy | None = None,
-    supervise: Callable[..., Supervisor | RaySupervisor] = Supervisor,
+    supervise: Callable[..., Supervising] = Supervisor,
     connections: ConnectionLimits | None = None,
     stored: StoreLimits | None = None,
     has_page: bool = True,
@@ -66,7 +65,7 @@ def serve(
     The server takes the port before the model loads. ``progress`` gets the progress of loading, and ``on_ready`` the
     address, once requests are answered. ``connections``: the limits of HTTP connections. ``stored``: the limits of
     stored responses. ``policy`` says when an engine is restarted and how often.
-    ``supervise`` makes what keeps the engines alive: a ``Supervisor``, or a ``RaySupervisor``.
+    ``supervise`` makes what keeps the engines alive, with the arguments of ``Supervisor``.
     Raises a PhloemError when the address, the model or the configuration cannot be used, and EngineLost when every
     replica has failed.
     ``key_file``: instead of ``api_key``, keys and limits of several tenants; SIGHUP lets the server read it again.

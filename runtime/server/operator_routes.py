@@ -8,12 +8,12 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from ...cluster.supervisor import Replica
+from ...cluster.supervisor import Replica, Supervised
 from ...protocol import errors
 from . import answers as a
 from .openapi import answers, texts
 from .query import Switch
-from .service import Service, Supervised, json_response
+from .service import Service, json_response
 from .tenants import sender_of_request
 
 HEALTH_TIMEOUT_S = 5.0  # an engine that has not answered for longer is not ready

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from ...cluster.supervisor import Replica
+from ...cluster.supervisor import Supervised
 from ...protocol import errors
 from ...protocol.engine_client import EngineClient
 from ..tokenizer import ModelTemplate, Tokenizer
@@ -27,15 +27,6 @@ LONG_BODY_BYTES = 16_000  # a longer body is read, rendered and tokenized on a t
 
 RequestModel = TypeVar("RequestModel", bound=BaseModel)
 Result = TypeVar("Result")
-
-
-class Supervised(Protocol):
-    """What operators see of the engines; a ``cluster.supervisor.Supervisor`` says it."""
-
-    def replicas(self) -> list[Replica]: ...
-    def metrics(self, timeout_s: float = 10.0) -> dict[str, Any]: ...
-    def ask(self, what: str, timeout_s: float = 10.0) -> dict[str, Any]: ...
-    def drain(self, replica: str, *, migrate: bool = False) -> Replica: ...
 
 
 @dataclass(frozen=True, slots=True)

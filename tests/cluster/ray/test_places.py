@@ -1,26 +1,24 @@
-"""Where Ray's engines are, without Ray: reports, waits, and a fleet that follows them through losses."""
+"""A fleet that follows Ray's engines through losses and stops, without Ray."""
 
 import ast
-import asyncio
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import phloem
 import pytest
 from phloem import cli
-from phloem.cluster.ray.places import EnginePlace, Places, PlacesFollower
+from phloem.cluster.ray.places import RETRY_S, EnginePlace, PlacesFollower
 from phloem.protocol import ops as o
 from phloem.protocol.client import Client
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.tests.cluster.hosts import Asked, Fleet, fleet_of
+from phloem.tests.runtime.wire import wait_until
 
 ROOT = Path(phloem.__file__).parent
-HERE = EnginePlace("a", "tcp://127.0.0.1:5", "key", 1, "tiny", 10)
 
 
 @pytest.fixture(scope="module")
@@ -32,33 +30,17 @@ def engines(tiny_model_path: Path) -> Iterator[list[EngineCore]]:
         engine.close()
 
 
-def test_a_report_wakes_who_waits_and_the_same_report_does_not():
-    async def run() -> None:
-        places = Places()
-        waiting = asyncio.create_task(places.changed(0, 60.0))
-        await asyncio.sleep(0)
-        await places.report(HERE)
-        version, found = await waiting
-        assert (version, found) == (1, {"a": HERE})
-        await places.report(HERE)
-        assert await places.changed(1, 0.0) == (1, {"a": HERE})
-        await places.report(replace(HERE, pid=11))
-        assert (await places.changed(1, 60.0))[1]["a"].pid == 11
-        await places.forget("a")
-        await places.forget("a")
-        assert await places.changed(2, 60.0) == (3, {})
-
-    asyncio.run(run())
-
-
 class Followed:
     """A follower of a fleet's hosts, whose places are told to it as Ray's replicas would."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.lost = threading.Event()
+        self.now_s = 0.0
         self.follower = PlacesFollower(
-            fleet.client, lambda place: Client(place.url, connect_timeout_s=0.2, engine_timeout_s=30.0)
+            fleet.client,
+            lambda place: Client(place.url, connect_timeout_s=0.2, engine_timeout_s=30.0),
+            now_s=lambda: self.now_s,
         )
         fleet.client.on_lost = self._lose
 
@@ -68,6 +50,9 @@ class Followed:
 
     def place(self, name: str) -> EnginePlace:
         return EnginePlace(name, self.fleet.hosts[name].url, "", 1, "tiny", 1)
+
+    def follow_until_moved(self, places: dict[str, EnginePlace]) -> None:
+        wait_until(lambda: self.follower.follow(places) or not self.follower.draining)
 
     def add_host(self, **options: object) -> EnginePlace:
         name = f"e{len(self.fleet.hosts) + 1}"
@@ -90,9 +75,9 @@ def test_programs_of_an_engine_that_is_lost_or_stopped_go_on_at_the_next_place(e
         followed = Followed(fleet)
         first = followed.add_host(num_steps=25 if how == "lost" else None)
         second = followed.add_host()
-        assert followed.follower.follow({"e2": second}) == []
+        followed.follower.follow({"e2": second})
         expected = Asked(fleet.client, stream("a prompt")).result()
-        assert followed.follower.follow({"e1": first}) == []
+        followed.follow_until_moved({"e1": first})
         assert [replica.name for replica in followed.follower.replicas()] == ["e1"]
 
         begun = threading.Event()
@@ -100,23 +85,55 @@ def test_programs_of_an_engine_that_is_lost_or_stopped_go_on_at_the_next_place(e
         assert begun.wait(60)
         if how == "lost":
             assert followed.lost.wait(60)
-            assert followed.follower.follow({"e1": first, "e2": second}) == ["e1"], "reported, but not there any more"
-        else:
-            assert followed.follower.follow({"e2": second}) == []
+            followed.now_s += 1.0
+            followed.follower.follow({"e1": first})
+            assert not followed.follower.clients, "a place that is lost is not tried at once"
+        followed.now_s += RETRY_S
+        followed.follower.follow({"e1": first, "e2": second} if how == "stopped" else {"e2": second})
+        followed.follow_until_moved({"e2": second})
         (replica,) = followed.follower.replicas()
-        assert replica.name == "e2"
+        assert (replica.name, replica.state) == ("e2", "ready")
         assert asked.result() == expected
+        report = fleet.client.query("fleet")
+        assert (report["replays"], report["engines_lost"]) == (1, 1 if how == "lost" else 0)
         for host in fleet.hosts.values():
             host.end()
 
 
-def test_an_engine_that_was_not_reached_is_added_when_it_is_reported_again(engines, tmp_path):
+def test_a_stopped_engine_keeps_its_programs_until_another_one_is_there(engines, tmp_path):
     with fleet_of(engines, tmp_path) as fleet:
         followed = Followed(fleet)
-        place = EnginePlace("e1", f"ipc://{tmp_path}/e1", "", 1, "tiny", 1)
-        assert followed.follower.follow({"e1": place}) == ["e1"]
+        first, second = followed.add_host(), followed.add_host()
+        followed.follower.follow({"e1": first})
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def wait_there(event: object) -> None:
+            begun.set()
+            assert goes_on.wait(60)
+
+        asked = Asked(fleet.client, stream("a prompt"), on_event=wait_there)
+        assert begun.wait(60)
+        followed.follower.follow({})
+        (replica,) = followed.follower.replicas()
+        assert (replica.name, replica.state) == ("e1", "draining")
+        goes_on.set()
+        followed.follow_until_moved({"e2": second})
+        assert asked.result()[1]
+        assert [replica.name for replica in followed.follower.replicas()] == ["e2"]
+        for host in fleet.hosts.values():
+            host.end()
+
+
+def test_an_engine_that_was_not_reached_is_tried_again_later(engines, tmp_path):
+    with fleet_of(engines, tmp_path) as fleet:
+        followed = Followed(fleet)
+        followed.follower.follow({"e1": EnginePlace("e1", f"ipc://{tmp_path}/e1", "", 1, "tiny", 1)})
         assert followed.follower.refusal is not None and not followed.follower.clients
-        assert followed.follower.follow({"e1": followed.add_host()}) == []
+        place = followed.add_host()
+        followed.follower.follow({"e1": place})
+        assert not followed.follower.clients
+        followed.now_s += RETRY_S
+        followed.follower.follow({"e1": place})
         assert fleet.client.num_ready == 1
 
 
@@ -132,7 +149,9 @@ def test_ray_is_imported_by_its_own_folder_alone():
                 names = [node.module or ""]
             if any(name.split(".")[0] == "ray" for name in names):
                 importers.add("/".join(parts))
-    assert importers == {"cluster/ray/replica.py", "cluster/ray/supervisor.py"}
+    assert importers == {
+        f"cluster/ray/{name}.py" for name in ("app", "deployment", "front", "replica", "router", "supervisor")
+    }
 
 
 def test_without_ray_the_command_says_how_to_install_it(tiny_model_path, monkeypatch, capsys):

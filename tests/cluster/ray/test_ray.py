@@ -1,12 +1,20 @@
-"""Real Ray on loopback: the parts of Ray Serve that are used, and streams through a replica that is killed."""
+"""Real Ray on loopback: the parts of Ray Serve that are used, and programs through kills, scaling and drains."""
 
+import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -39,13 +47,17 @@ def test_two_replicas_on_ray_lose_no_stream_when_one_is_killed_and_then_there_ar
 
         wait_until(has_two)
         expected = texts(url)
-        before = fleet(url)["replicas"]
-        victim = max(before, key=lambda replica: replica["load"]["forward_tokens"])
-        assert texts(url, partial(os.kill, victim["pid"], signal.SIGKILL)) == expected
+        victims = []
+
+        def kill_busiest() -> None:
+            victims.append(max(fleet(url)["replicas"], key=lambda replica: replica["load"]["programs"]))
+            os.kill(victims[0]["pid"], signal.SIGKILL)
+
+        assert texts(url, kill_busiest) == expected
         assert fleet(url)["engines_lost"] == 1
         wait_until(has_two)
         after = fleet(url)
-        assert victim["name"] not in {replica["name"] for replica in after["replicas"]}
+        assert victims[0]["name"] not in {replica["name"] for replica in after["replicas"]}
         assert after["replays"] > 0 and after["poisoned"] == 0
 
         # A worker of Ray takes its engine with it.
@@ -58,3 +70,122 @@ def test_two_replicas_on_ray_lose_no_stream_when_one_is_killed_and_then_there_ar
         started.send_signal(signal.SIGTERM)
         assert started.wait(timeout=300) == 0
         wait_until(lambda: not any(is_alive(replica["pid"]) for replica in after["replicas"]))
+
+
+# What `serve run` does with a file whose import path is `phloem.cluster.ray.app:build`.
+APPLICATION = """
+import json, os, sys
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+import ray
+from ray import serve
+from phloem.cluster.ray.app import build
+name, port, args = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+ray.init(address="local", num_cpus=8, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
+serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+serve.run(build(args), name=name, route_prefix="/")
+print("ready", flush=True)
+sys.stdin.read()
+serve.delete(name)
+ray.shutdown()
+"""
+
+
+@dataclass(frozen=True)
+class Application:
+    name: str
+    url: str
+
+    def ready(self) -> int:
+        return httpx.get(f"{self.url}/health", timeout=300).json()["replicas"]["ready"]
+
+    def process_of(self, deployment: str) -> int:
+        """The process of a replica of ``deployment``."""
+        title = f"ray::ServeReplica:{self.name}:{deployment}".encode()
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(title):
+                    return int(folder.name)
+        raise AssertionError(f"no process is called {title!r}")
+
+    def answer(self, seed: int, *, max_tokens: int = 60) -> str:
+        """Of a client that tries again where the server or the connection ends, as clients of OpenAI do."""
+        body = {"prompt": "A tree", "seed": seed, "temperature": 0.9, "max_tokens": max_tokens, "ignore_eos": True}
+        for _ in range(600):
+            try:
+                answer = httpx.post(f"{self.url}/v1/completions", json=body | {"model": "tiny"}, timeout=300)
+            except httpx.TransportError:
+                continue
+            if answer.status_code < 500:
+                return answer.json()["choices"][0]["text"]
+            threading.Event().wait(0.1)
+        raise AssertionError(f"no answer: {answer.status_code} {answer.text}")
+
+
+@contextlib.contextmanager
+def application(model: Path, **args: Any) -> Iterator[Application]:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    name = f"phloem{os.getpid()}"
+    options = {"model": str(model), "model_name": "tiny", **args}
+    command = [sys.executable, "-c", APPLICATION, name, str(port), json.dumps(options)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as started:
+        try:
+            assert address(started, timeout_s=300.0) == "ready"
+            yield Application(name, f"http://127.0.0.1:{port}")
+        finally:
+            started.stdin.close()
+            assert started.wait(timeout=300) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc, which only Linux has")
+def test_the_application_answers_through_the_end_of_an_engine_a_replica_and_its_front(tiny_model_path):
+    engine = {"num_threads": 1, "precision": "float32"}
+    with application(tiny_model_path, replicas=2, engine=engine) as app, ThreadPoolExecutor(6) as pool:
+        assert app.ready() == 2
+        expected = list(pool.map(app.answer, range(6)))
+
+        def under_load(kill: Any) -> None:
+            """``kill`` while programs run; each of twelve answers is that of a program that nothing disturbed."""
+            answers = [pool.submit(app.answer, i % 6) for i in range(12)]
+            wait_until(lambda: fleet(app.url)["programs"] > 0)
+            kill()
+            assert [answer.result() for answer in answers] == expected * 2
+
+        victim = fleet(app.url)["replicas"][0]
+        under_load(partial(os.kill, victim["pid"], signal.SIGKILL))
+        wait_until(lambda: app.ready() == 2)
+        under_load(lambda: os.kill(app.process_of("EngineReplica"), signal.SIGKILL))
+        wait_until(lambda: app.ready() == 2)
+        after = fleet(app.url)
+        assert after["engines_lost"] == 2 and after["poisoned"] == 0
+        front = app.process_of("Front")
+        under_load(partial(os.kill, front, signal.SIGKILL))
+        assert app.process_of("Front") != front
+        wait_until(lambda: app.ready() == 2)
+        assert fleet(app.url)["engines_lost"] == 0, "the new front found both engines"
+
+
+def test_autoscaling_goes_from_one_replica_to_two_and_back_and_ends_no_program(tiny_model_path):
+    engine = {"num_threads": 1, "precision": "float32", "max_running": 1, "speculative": "off"}
+    scaling = {"max_replicas": 2, "goal_s": 0.2, "window_s": 36, "calm_s": 8}
+    with application(tiny_model_path, engine=engine, autoscaling=scaling) as app, ThreadPoolExecutor(8) as pool:
+        expected = list(pool.map(app.answer, range(8)))
+        is_busy, is_over = threading.Event(), threading.Event()
+        is_busy.set()
+
+        def client(seed: int) -> int:
+            """Asks again and again: all clients while the load is high, one of them after that."""
+            num_asked = 0
+            while not is_over.is_set() and (seed == 0 or is_busy.is_set()):
+                assert app.answer(seed) == expected[seed]
+                num_asked += 1
+            return num_asked
+
+        clients = [pool.submit(client, seed) for seed in range(8)]
+        wait_until(lambda: app.ready() == 2)
+        is_busy.clear()
+        wait_until(lambda: app.ready() == 1)
+        is_over.set()
+        assert all(one.result() > 0 for one in clients)
+        after = fleet(app.url)
+        assert (after["engines_lost"], after["poisoned"]) == (0, 0)
