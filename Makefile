@@ -103,9 +103,9 @@ soak-ranks: $(DEV_STAMP)
 	PHLOEM_SOAK_RANKS=2000 $(VENV)/bin/pytest tests/runtime/parallel/test_soak_ranks.py -o log_cli=true -o log_cli_level=INFO
 
 # Engine processes are killed 200 times under 40 programs: eight to ten minutes on two cores, with a line each tenth kill.
-# Then 200 programs are moved from one engine to the other.
+# Then 200 programs are moved from one engine to the other, and engines are killed during hand-offs.
 soak-fleet: $(DEV_STAMP)
-	PHLOEM_SOAK_KILLS=200 PHLOEM_SOAK_MOVES=200 $(VENV)/bin/pytest tests/cluster/test_soak.py tests/cluster/test_migrate.py -o log_cli=true -o log_cli_level=INFO
+	PHLOEM_SOAK_KILLS=200 PHLOEM_SOAK_MOVES=200 $(VENV)/bin/pytest tests/cluster/test_soak.py tests/cluster/test_migrate.py tests/cluster/test_roles.py -o log_cli=true -o log_cli_level=INFO
 
 # 256 streams at once over HTTP, a tenth leaving, beside 200 connections that dribble or never read: an hour, with a line a round.
 soak-http: $(DEV_STAMP)

@@ -158,7 +158,9 @@ def _supervise(args: argparse.Namespace) -> Any:
             raise InvalidRequest(f"--ray-address {args.ray_address}: it is for --on ray; add that or leave it out")
         from .cluster.supervisor import Supervisor
 
-        return Supervisor
+        return partial(Supervisor, roles=tuple(args.role)) if args.role else Supervisor
+    if args.role:
+        raise InvalidRequest(f"--role {args.role[0]}: with --on ray every replica does both; leave it out")
     from .cluster.restarts import RestartPolicy
 
     if args.max_restarts != RestartPolicy().max_restarts:
@@ -771,6 +773,8 @@ def _add_serve(commands: Any) -> None:
     fleet.add_argument(
         "--replicas", type=parse_at_least_one, default=1, metavar="N", help="engine processes (default: %(default)s)"
     )
+    role = fleet.add_argument("--role", action="append", default=[], choices=("both", "prefill", "decode"))
+    role.help = "of the next replica, from the first on: prefill computes prompts for those with decode (default: both)"
     on = fleet.add_argument("--on", choices=("here", "ray"), default="here")
     on.help = "who starts the engines: this process, or Ray Serve, which needs phloem[ray] (default: %(default)s)"
     address = fleet.add_argument("--ray-address", default="", metavar="ADDRESS")

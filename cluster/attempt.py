@@ -17,6 +17,7 @@ from ..protocol.messages import Cancel, Closed, RuntimeMessage, Submit
 from ..protocol.program_call import ProgramCall
 from .journal import Journal
 from .loads import Booking
+from .roles import Role
 
 
 class AttemptOwner(Protocol):
@@ -35,11 +36,14 @@ class AttemptWatch(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """An engine. ``trial``: the suspect that runs there alone. ``orphans``: programs that its end has left."""
+    """An engine; ``role``: what it does for new programs, see ``roles``. ``trial``: the suspect that runs there alone.
+    ``orphans``: programs that its end has left.
+    """
 
     name: str
     client: Client
     runs: set[Run] = field(default_factory=set)
+    role: Role = "both"
     is_draining: bool = False
     is_known: bool = False  # it was asked for its configuration
     trial: Run | None = None

@@ -51,6 +51,7 @@ from ..protocol.messages import (
     Embedded,
     Failed,
     GenMeta,
+    Grant,
     ProgramSettings,
     Rejected,
     RuntimeMessage,
@@ -63,10 +64,11 @@ from .attempt import Attempt, AttemptWatch, Member, Run
 from .cache_watch import CacheWatch
 from .journal import NONE_DRAWN, Journal, size_of
 from .loads import Booking
-from .migrate import Migrated, Migrations, Move
+from .migrate import Copying, Migrated, Migrations, Move
 from .pins import KeptPin, KeptPins, ops_of_pin
 from .placer import Placed, Placer
 from .report import FleetReport, ReplicaReport, ask_all, rows_of, sum_of
+from .roles import Role
 
 logger = logging.getLogger(__name__)
 
@@ -149,16 +151,16 @@ class FleetClient:
 
     # -- engines ------------------------------------------------------------------------------------------------------
 
-    def add(self, engine: str, client: Client) -> None:
-        """An engine is ready; programs that wait are placed. The fleet closes ``client``.
+    def add(self, engine: str, client: Client, *, role: Role = "both") -> None:
+        """An engine is ready; programs that wait are placed. The fleet closes ``client``. ``role``: see ``roles``.
 
         Raises InvalidParams where its model, vocabulary or context differs from the others', or the name is taken.
         """
         with self._changing:
             self._change_as_others(engine, client)
-            self._add(engine, client)
+            self._add(engine, client, role)
 
-    def _add(self, engine: str, client: Client) -> None:
+    def _add(self, engine: str, client: Client, role: Role) -> None:
         with self._lock:
             if self._end is not None:
                 raise self._end
@@ -173,8 +175,8 @@ class FleetClient:
                         f"engine {engine!r} has {name} {theirs!r}, but the fleet has {ours!r}; start it with the same"
                     )
                     raise InvalidParams(text, where=name)
-            added = self._engines[engine] = Member(engine, client)
-            self._placer.add(engine)
+            added = self._engines[engine] = Member(engine, client, role=role)
+            self._placer.add(engine, role)
         client.when_ended(lambda error: self._post(partial(self._engine_ended, added, error)))
         self._post(self._follow)
         self._post(self._restore_pins)
@@ -549,11 +551,23 @@ class FleetClient:
         run.attempt = self._attempt(run, engine)
         try:
             run.attempt.start([submit])
+            if engine.role == "prefill":
+                self._hand_off(run, run.attempt)
         except EngineLost:  # it has ended just now
             self._leave(run)
         except BaseException:
             self._leave(run)
             raise
+
+    def _hand_off(self, run: Run, attempt: Attempt) -> None:
+        """Move a program off its prefill engine as soon as it has its first token."""
+
+        def drawing(answer: Future[Grant]) -> None:
+            if not answer.cancelled() and answer.exception() is None:
+                move = Move(run, attempt, is_optional=True, copying=Copying(answer.result().id))
+                self._post(partial(self._migrations.begin, move))
+
+        attempt.engine.client.export(attempt.program, when_drawing=True).add_done_callback(drawing)
 
     def _place_again(self, run: Run, engines: Collection[str]) -> Placed:
         """Where a program that has no engine any more, or had none yet, is computed soonest."""
@@ -960,19 +974,27 @@ class FleetClient:
 
     def _choose_target(self, move: Move) -> bool:
         """Decide where the program goes, as late as that can be; False where there is no other engine now."""
-        run = move.run
+        run, journal, now_s = move.run, move.run.journal, time.monotonic()
+        move.begun_s = now_s
         if move.target is None:
             with run.lock:
-                found = self._find(run, partial(self._place_again, run))
+                ops, name = journal.open_ops, journal.name
+                found = self._find(run, lambda engines: self._placer.take_over(ops, name, engines, now_s))
             if found is None:
                 return False
             move.target, move.booking = found
-        return move.target is not move.attempt.engine
+        if move.target is not move.attempt.engine:
+            return True
+        if move.booking is not None:
+            self._placer.finish(move.booking, now_s)
+        return False
 
     def _switch(self, move: Move) -> None:
         """Take the program off its engine, and replay its journal at the target or where else an engine is ready."""
-        run, target = move.run, move.target
+        run, target, now_s = move.run, move.target, time.monotonic()
         assert target is not None
+        if move.copying.num_tokens and not move.why:
+            self._placer.note_copy(move.copying.num_tokens, now_s - move.begun_s, now_s)
         fault: PhloemError | None = None
         with run.deliver:
             with run.lock:
@@ -982,7 +1004,7 @@ class FleetClient:
                     move.why = move.why or f"engine {target.name} takes no programs any more"
                 stays = self._why_it_stays(move)
                 if (stays or not is_there) and move.booking is not None:
-                    self._placer.finish(move.booking, time.monotonic())
+                    self._placer.finish(move.booking, now_s)
                 if stays:
                     move.why = stays
                     return

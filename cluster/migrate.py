@@ -55,28 +55,35 @@ Step = Lend | Copy | Switch
 
 
 class Copying:
-    """The steps of one program's copy. Pure: it is told each answer and says what is next; ``begin`` is the first."""
+    """The steps of one program's copy. Pure: it is told each answer and says what is next; ``begin`` is the first.
 
-    def __init__(self) -> None:
-        self.grant = ""
+    ``grant``: one that the source has made already; "": none.
+    """
+
+    def __init__(self, grant: str = "") -> None:
+        self.grant = grant
         self.num_rounds = 0
         self.num_fetched = 0  # blocks
+        self.num_tokens = 0  # of these blocks
         self.drawn: dict[int, list[list[int]]] = {}  # by op, as the source has last said
+        self._block_len = 0
         self._asked: set[bytes] = set()  # names of blocks
 
     def begin(self) -> Step:
-        return Lend("")
+        return Lend(self.grant)
 
     def lent(self, grant: Grant) -> Step:
         self.grant, self.drawn = grant.id, grant.drawn
         if self._asked.issuperset(grant.names) or self.num_rounds == MAX_ROUNDS:
             return Switch("")
+        self._block_len = grant.block_len
         self.num_rounds += 1
         self._asked.update(grant.names)
         return Copy(grant)
 
     def copied(self, imported: Imported) -> Step:
         self.num_fetched += imported.fetched
+        self.num_tokens += imported.fetched * self._block_len
         return Switch(imported.why) if imported.why else Lend(self.grant)
 
     def failed(self, error: BaseException) -> Step:
@@ -98,7 +105,8 @@ class Migrated:
 @dataclass(slots=True, eq=False)
 class Move:
     """A program on its way from the engine of ``attempt``. ``target``: None until it is chosen. ``is_optional``: the
-    program stays where it is if its KV cannot be copied. ``booking``: its work at the target.
+    program stays where it is if its KV cannot be copied. ``booking``: its work at the target. ``begun_s``: when its
+    copy began.
     """
 
     run: Run
@@ -106,6 +114,7 @@ class Move:
     target: Member | None = None
     is_optional: bool = False
     booking: Booking | None = None
+    begun_s: float = 0.0
     copying: Copying = field(default_factory=Copying)
     why: str = ""  # what ended its copy early, or the move
     ended: Future[Migrated] = field(default_factory=Future)

@@ -15,7 +15,7 @@ Of costs within ``near`` of the least, one is drawn at random.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,7 +31,8 @@ MISS_WEIGHT = 4.0
 
 # only: there is one engine. prefix: it has (most of) the prompt. load: no engine has. spread: another has, and is
 # busier. home: where the program is. moved: away from there.
-Reason = Literal["only", "prefix", "load", "spread", "home", "moved"]
+# prefill: it computes the prompt, and another engine generates.
+Reason = Literal["only", "prefix", "load", "spread", "home", "moved", "prefill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,17 @@ class Placement:
         choice = self.choose(demand, matches, now_s)
         return choice, self.book(demand, choice, matches, now_s)
 
-    def choose(self, demand: Demand, matches: Mapping[str, Match], now_s: float) -> Choice:
+    def choose(
+        self,
+        demand: Demand,
+        matches: Mapping[str, Match],
+        now_s: float,
+        *,
+        among: Collection[str] | None = None,
+    ) -> Choice:
         """The engine with the least cost; ``matches`` are those of ``CacheIndex.match``. Books nothing.
+
+        ``among``: the engines that may be chosen, at least one of ``loads``; None: all.
 
         Raises EngineLost where no engine is ready.
         """
@@ -90,6 +100,8 @@ class Placement:
         if len(loads) == 1:
             return Choice(loads.names[0], 0.0, int(held[0]), "only")
         costs = _costs(demand, loads, held, device, now_s)
+        if among is not None:
+            costs[[name not in among for name in loads.names]] = np.inf
         home = loads.position.get(demand.home, -1)
         if home >= 0:
             costs += self.move_s

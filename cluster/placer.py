@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..protocol.cache_events import CacheEvents, CacheSnapshot
@@ -16,7 +16,8 @@ from ..protocol.ops import AnyOp, Fork, Gen
 from ..radix_cache.blocks import block_names
 from .index import Applied, CacheIndex, Match
 from .loads import Booking, OutputLengths, RatesFit
-from .placement import Demand, Placement
+from .placement import Choice, Demand, Placement
+from .roles import CopyRate, Prompt, Role, best_hand_off
 
 MAX_ROWS = 16  # of an engine that has not told yet
 BYTES_PER_TOKEN = 4.0  # of text that nobody has tokenized yet
@@ -40,6 +41,8 @@ class Placer:
         self._placement = Placement()
         self._index = CacheIndex()
         self._engines: set[str] = set()
+        self._roles: dict[str, Role] = {}
+        self._copy = CopyRate()
         self._fit = RatesFit()
         self._lengths = OutputLengths()
 
@@ -50,15 +53,17 @@ class Placer:
 
     # -- what it learns -----------------------------------------------------------------------------------------------
 
-    def add(self, engine: str) -> None:
+    def add(self, engine: str, role: Role = "both") -> None:
         with self._lock:
             self._engines.add(engine)
+            self._roles[engine] = role
             self._placement.loads.add(engine, rates=self._fit.rates, max_rows=MAX_ROWS)
 
     def remove(self, engine: str) -> None:
         """The engine takes no more programs."""
         with self._lock:
             self._engines.discard(engine)
+            self._roles.pop(engine, None)
             self._fit.forget(engine)
             self._placement.loads.remove(engine)
             self._index.remove(engine)
@@ -82,6 +87,11 @@ class Placer:
         with self._lock:
             self._lengths.note(name, num_tokens)
 
+    def note_copy(self, num_tokens: int, seconds: float, now_s: float) -> None:
+        """The KV of so many tokens was copied from one engine to another."""
+        with self._lock:
+            self._copy.note(num_tokens, seconds, now_s)
+
     @property
     def num_known_blocks(self) -> int:
         with self._lock:
@@ -101,14 +111,20 @@ class Placer:
     def place(
         self, ops: Sequence[AnyOp], settings: ProgramSettings | None, engines: Collection[str], now_s: float
     ) -> Placed:
-        """The engine of ``engines`` for a program that begins with ``ops``."""
+        """The engine of ``engines`` for a program that begins with ``ops``; where that pays, one that computes its
+        prompt alone.
+        """
         settings = settings or ProgramSettings()
         ids = self._tokenize(ops)
         with self._lock:
             names = block_names(ids, namespace=_namespace(settings), block_len=self._index.block_len or 1)
             matches = self._index.match(names) if self._index.block_len else {}
             demand = Demand(len(ids), self._output_tokens(ops, settings.name), branches=_num_branches(ops))
-            return self._decide(demand, matches, engines, now_s)
+            choice = self._decide(demand, matches, engines, now_s)
+            prefill = self._prefill_for(choice, demand, matches, engines, now_s)
+            if prefill is not None:
+                choice, demand = prefill, replace(demand, output_tokens=1.0)
+            return self._booked(choice, demand, matches, now_s)
 
     def replace(
         self, ops: Sequence[AnyOp], name: str, history_tokens: int, home: str, engines: Collection[str], now_s: float
@@ -126,7 +142,13 @@ class Placer:
                 home=home,
                 history_tokens=history_tokens if home else 0,
             )
-            return self._decide(demand, {}, engines, now_s)
+            return self._booked(self._decide(demand, {}, engines, now_s), demand, {}, now_s)
+
+    def take_over(self, ops: Sequence[AnyOp], name: str, engines: Collection[str], now_s: float) -> Placed:
+        """The engine for a program that goes on with ``ops`` where its KV is copied to."""
+        with self._lock:
+            demand = Demand(1, self._output_tokens(ops, name), branches=_num_branches(ops))
+            return self._booked(self._decide(demand, {}, engines, now_s), demand, {}, now_s)
 
     def finish(self, booking: Booking, now_s: float, *, made: int = 0) -> None:
         """The work that was booked has ended with ``made`` tokens of output, or (0) has left its engine."""
@@ -135,15 +157,33 @@ class Placer:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, demand: Demand, matches: Mapping[str, Match], engines: Collection[str], now_s: float) -> Placed:
+    def _decide(self, demand: Demand, matches: Mapping[str, Match], engines: Collection[str], now_s: float) -> Choice:
+        """Of ``engines``, without those that only compute prompts where there are others."""
         loads = self._placement.loads
         here = [engine for engine in loads.names if engine in engines]
-        if here and len(here) == len(loads):
-            choice, booking = self._placement.place(demand, matches, now_s)
-            return Placed(choice.engine, choice.reason, booking)
-        # Some engines are kept for programs that are tried alone, or were too busy just now.
-        engine = min(here or engines, key=lambda name: loads.rows[loads.position[name]] if name in loads else 0.0)
-        return Placed(engine, "load", None)
+        if not here:  # none takes programs any more
+            return Choice(next(iter(engines)), 0.0, 0, "load")
+        among = [engine for engine in here if self._roles[engine] != "prefill"] or here
+        return self._placement.choose(demand, matches, now_s, among=None if len(among) == len(loads) else among)
+
+    def _booked(self, choice: Choice, demand: Demand, matches: Mapping[str, Match], now_s: float) -> Placed:
+        is_there = choice.engine in self._placement.loads
+        booking = self._placement.book(demand, choice, matches, now_s) if is_there else None
+        return Placed(choice.engine, choice.reason, booking)
+
+    def _prefill_for(
+        self, home: Choice, demand: Demand, matches: Mapping[str, Match], engines: Collection[str], now_s: float
+    ) -> Choice | None:
+        """The engine that computes the prompt of a program which then generates on ``home``; None: ``home`` does."""
+        loads = self._placement.loads
+        cached = {name: matches[name].tokens if name in matches else 0 for name in (home.engine, *engines)}
+        prefill = {name: cached[name] for name in engines if name in loads and self._roles[name] == "prefill"}
+        if not prefill or self._roles.get(home.engine) != "decode":
+            return None
+        copy_s = self._copy.s_per_token(loads.rates[loads.position[home.engine]].prefill_s_per_token, now_s)
+        prompt = Prompt(demand.prompt_tokens, home.engine, cached[home.engine])
+        found = best_hand_off(prompt, loads, prefill, copy_s_per_token=copy_s, now_s=now_s)
+        return None if found is None else Choice(found.engine, 0.0, cached[found.engine], "prefill")
 
     def _output_tokens(self, ops: Sequence[AnyOp], name: str) -> float:
         return sum(self._lengths.predict(name, op.params.max_tokens) for op in ops if isinstance(op, Gen))

@@ -31,6 +31,7 @@ from ..runtime.process import EngineProcess
 from ..runtime.process.launcher import PRIVATE_URL
 from .client import FleetClient, FleetLimits
 from .restarts import RestartPolicy, Restarts
+from .roles import Role, roles_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Replica:
     """A replica as others see it. ``epoch`` counts its engines from 1, ``pid`` is 0 without a process.
 
     ``since_s``: when it came into its state, by ``time.time()``. ``silent_s``: for how long a ready engine has not
-    answered. ``last_error`` is one line; the log has the rest.
+    answered. ``last_error`` is one line; the log has the rest. ``role``: see ``roles``.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Replica:
     since_s: float
     silent_s: float = 0.0
     last_error: str = ""
+    role: Role = "both"
 
 
 class Supervised(Protocol):
@@ -82,7 +84,7 @@ class Supervisor:
     start after that, all at once. ``on_failed`` is called once, on a replica's thread, when every replica has failed;
     it must not call ``close``. ``tokenize`` and ``limits`` are those of ``FleetClient``; ``start_timeout_s``,
     ``factory`` and ``progress`` (of the first engine) those of ``EngineProcess``. Several replicas share out the
-    machine: see ``share``.
+    machine: see ``share``. ``roles``: of the first replicas; the others have ``both``.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Supervisor:
         *,
         tokenize: Callable[[Sequence[AnyOp]], Sequence[int]],
         replicas: int = 1,
+        roles: Sequence[Role] = (),
         policy: RestartPolicy | None = None,
         limits: FleetLimits | None = None,
         start_timeout_s: float = 600.0,
@@ -102,6 +105,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._has_failed = False
         configs = share(config, replicas)
+        roles = roles_of(replicas, roles)
         if factory:  # another engine than the real one publishes no events
             configs = [msgspec.structs.replace(one, cache_events_url="") for one in configs]
         self.fleet = FleetClient(tokenize=tokenize, limits=limits, on_lost=self._engine_lost)
@@ -111,6 +115,7 @@ class Supervisor:
                 partial(EngineProcess, one, start_timeout_s=start_timeout_s, factory=factory),
                 self.fleet,
                 policy or RestartPolicy(),
+                role=roles[i],
                 on_failed=self._replica_failed,
             )
             for i, one in enumerate(configs)
@@ -222,6 +227,7 @@ class _Keeper:
         fleet: FleetClient,
         policy: RestartPolicy,
         *,
+        role: Role,
         on_failed: Callable[[PhloemError], None],
     ) -> None:
         self._start = start
@@ -235,7 +241,9 @@ class _Keeper:
         self._ends: SimpleQueue[PhloemError | None] = SimpleQueue()  # why the engine is lost; None: stop
         self._process: EngineProcess | None = None
         self.client: Client | None = None
-        self._view = Replica(name, "starting", 0, 0, 0, time.time())  # replaced as a whole, read on any thread
+        self._view = Replica(
+            name, "starting", 0, 0, 0, time.time(), role=role
+        )  # replaced as a whole, read on any thread
 
     def view(self) -> Replica:
         client, view = self.client, self._view
@@ -251,7 +259,7 @@ class _Keeper:
         try:
             client = process.connect(engine_timeout_s=self._restarts.policy.step_timeout_s)
             try:
-                self._fleet.add(self._view.name, client)
+                self._fleet.add(self._view.name, client, role=self._view.role)
             except BaseException:
                 client.close()
                 raise
