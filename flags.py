@@ -51,6 +51,7 @@ ENGINE_HELP = {
     "seed": "sampling seed of requests without one",
     "num_threads": "CPU threads; 0: one per core",
     "cpu_isa": "instruction set of the CPU kernels, to compare; auto is the best that this machine has",
+    "repack_cache": "keep a copy of the packed weights in $PHLOEM_HOME/packed, which later starts read",
     "tensor_parallel": "processes that share out every layer of the model",
     "pipeline_parallel": "processes, or groups of tensor-parallel processes, that each have some of the layers",
     "rank_timeout_s": "seconds after which a silent process of a split model counts as lost",

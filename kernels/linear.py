@@ -1,7 +1,10 @@
 """Linear layers whose weights are packed for the machine's matrix kernels."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from functools import cache
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +65,20 @@ class PackedLinear:
     ) -> None:
         self.out_dtype = out_dtype
         self.shape = tuple((weight[0] if isinstance(weight, tuple) else weight).shape)  # (N, K)
-        self._product = self._product_of(weight, precision, bias)
+        self._product: Product = self._product_of(weight, precision, bias)
+
+    @classmethod
+    def of_packed(cls, weight: PackedBytes, *, out_dtype: torch.dtype | None = None) -> Self:
+        """The product of ``packed`` of another one."""
+        made = cls.__new__(cls)
+        made.out_dtype, made.shape = out_dtype, weight.shape
+        made._product = BytesProduct(weight, out_dtype)
+        return made
+
+    @property
+    def packed(self) -> PackedBytes | None:
+        """The weights, where the CPU's products of bytes hold them."""
+        return self._product.weight if isinstance(self._product, BytesProduct) else None
 
     def _product_of(self, weight: Tensor | Group32 | Bytes32, precision: Precision, bias: Tensor | None) -> Product:
         packed = _packed(weight, precision)
@@ -71,11 +87,11 @@ class PackedLinear:
         if isinstance(weight, tuple) and len(weight) == 2:
             by_bytes = precision in ("int8", "int16") or (precision == "auto" and isa().has_tiles)
             if by_bytes and _fits_bytes(*weight):
-                return BytesProduct(weight, precision, bias, self.out_dtype)
+                return BytesProduct(pack_bytes(weight, precision, bias), self.out_dtype)
             weight = _dequantize_bytes(*weight)
         if isinstance(weight, tuple):
             if precision in ("auto", "int8", "int16") and _fits_bytes(*weight):
-                return BytesProduct(weight, precision, bias, self.out_dtype)
+                return BytesProduct(pack_bytes(weight, precision, bias), self.out_dtype)
             if precision == "int4" and _fits_int4(weight):
                 return Int4Product(weight, bias)
             weight = dequantize(weight)
@@ -84,7 +100,7 @@ class PackedLinear:
         elif precision in ("int8", "int16") and self.shape[1] % GROUP_LEN == 0:
             groups = quantize_int8(weight)
             if _fits_bytes(*groups):
-                return BytesProduct(groups, precision, bias, self.out_dtype)
+                return BytesProduct(pack_bytes(groups, precision, bias), self.out_dtype)
         elif precision == "fp8" and self.shape[1] % GROUP_LEN == 0:
             weight = dequantize_packed(_pack_fp8(weight))  # no kernel here, the same weights
         return _float_product(weight, bias, precision, self.out_dtype)
@@ -220,6 +236,39 @@ class Int4Product:
         return "int4"
 
 
+@dataclass(frozen=True, slots=True)
+class PackedBytes:
+    """4- or 8-bit weights [N, K] in groups of 32, as a product of bytes holds them (``kernels/cpu/packing.py``).
+
+    ``x_bits``: to how many bits the product rounds x, in groups of 32; 0: to 16 bits with a scale for each row, and
+    then weights are in fixed point. ``tensors``: the records, and in fixed point the outputs' scales.
+    """
+
+    shape: tuple[int, int]
+    bits: Literal[4, 8]
+    x_bits: Literal[0, 8, 16]
+    tensors: tuple[Tensor, ...]
+    bias: Tensor | None  # float32 [N]
+
+    @property
+    def layout(self) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
+        """The types and shapes that ``tensors`` must have."""
+        num_blocks = -(-self.shape[0] // BLOCK_LEN)
+        records = (num_blocks, self.shape[1] // GROUP_LEN, packing.record_len(self.bits))
+        scales = () if self.x_bits else ((torch.float32, (num_blocks * BLOCK_LEN,)),)
+        return ((torch.uint8, records), *scales)
+
+
+def pack_bytes(weight: Group32 | Bytes32, precision: Precision, bias: Tensor | None) -> PackedBytes:
+    bits: Literal[4, 8] = 4 if len(weight) == 3 else 8
+    num_outputs, width = weight[0].shape
+    bias = None if bias is None else bias.float().contiguous()
+    if precision == "auto" and isa().has_tiles:
+        return PackedBytes((num_outputs, width), bits, 0, packing.pack_fixed(*weight), bias)
+    packed = packing.pack_int4(*weight) if len(weight) == 3 else packing.pack_int8(*weight)
+    return PackedBytes((num_outputs, width), bits, 16 if precision == "int16" else 8, (packed,), bias)
+
+
 class BytesProduct:
     """4- or 8-bit weights in groups of 32, float32 sums.
 
@@ -227,28 +276,21 @@ class BytesProduct:
     16 bits with a scale for each row.
     """
 
-    def __init__(
-        self,
-        weight: Group32 | Bytes32,
-        precision: Precision,
-        bias: Tensor | None,
-        out_dtype: torch.dtype | None,
-    ) -> None:
-        bits: Literal[4, 8] = 4 if len(weight) == 3 else 8
-        bias = None if bias is None else bias.float().contiguous()
-        self.bits = bits
+    def __init__(self, weight: PackedBytes, out_dtype: torch.dtype | None) -> None:
+        self.weight = weight
+        self.bits = bits = weight.bits
         self.out_dtype = out_dtype
-        num_outputs = weight[0].shape[0]
+        num_outputs, bias = weight.shape[0], weight.bias
         self.product: fixed_product.FixedProduct | integer.IntegerProduct
-        self.is_exact = precision != "auto" or not isa().has_tiles
-        if not self.is_exact:
-            self.product = fixed_product.FixedProduct(*packing.pack_fixed(*weight), num_outputs, bits=bits, bias=bias)
+        self.is_exact = weight.x_bits != 0
+        if weight.x_bits == 0:
+            packed, w_scale = weight.tensors
+            self.product = fixed_product.FixedProduct(packed, w_scale, num_outputs, bits=bits, bias=bias)
             self.name = f"int{bits} by int16 (AMX)"
             return
-        packed = packing.pack_int4(*weight) if len(weight) == 3 else packing.pack_int8(*weight)
-        x_bits: Literal[8, 16] = 16 if precision == "int16" else 8
-        self.product = integer.IntegerProduct(packed, num_outputs, bits=bits, x_bits=x_bits, bias=bias)
-        self.name = f"int{bits} by int{x_bits}"
+        (packed,) = weight.tensors
+        self.product = integer.IntegerProduct(packed, num_outputs, bits=bits, x_bits=weight.x_bits, bias=bias)
+        self.name = f"int{bits} by int{weight.x_bits}"
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.product(x, self._dtype_for(x))

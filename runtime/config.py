@@ -81,6 +81,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     seed: int = 0
     num_threads: int = 0
     cpu_isa: CpuIsa = "auto"
+    repack_cache: bool = True
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     rank_timeout_s: float = 30.0

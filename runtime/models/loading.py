@@ -1,6 +1,7 @@
 """From a weight file to a model in memory, at an engine's precision."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from ...cpu_isa import isa
 from ...kernels.backend import reads_packed
-from ...kernels.linear import has_bfloat16_products
+from ...kernels.linear import PackedLinear, has_bfloat16_products
 from ...kernels.quantized_weight import pack_experts
 from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..config import EngineConfig
@@ -25,12 +26,14 @@ from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import cos_sin_table, unrotated_table
 from ..quant import QuantTensor, Weight
 from ..weights.config_parts import Latent
+from ..weights.home import default_home
 from ..weights.model_config import ModelConfig
 from ..weights.random_folder import RandomFolder
 from ..weights.weight_file import WeightFile, open_weights
 from .adapters import Adapter, with_adapters
 from .decoder import DecoderLayer, Model
 from .names import TensorNames
+from .packed_copy import PackedCopy
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +102,13 @@ def load_model(path: Path | str, config: EngineConfig, *, split: Split | None = 
     refuse_kv_dtype(config, file, device)
     whole = LayerRun(range(file.config.num_layers), has_embedding=True, has_head=True)
     run = whole if split is None else split.run(file.config)
-    model = _Loader(file, precision_of(config, file, device), device, run).model(num_positions)
+    precision = precision_of(config, file, device)
+    packed = None
+    if config.repack_cache and split is None and config.weights != "random" and device.type == "cpu":
+        packed = PackedCopy(default_home() / "packed", file.path, precision=precision)
+    model = _Loader(file, precision, device, run, packed).model(num_positions)
+    if packed is not None:
+        packed.save()
     if file.unpacked():
         log.warning("%s: %s are unpacked: no kernel multiplies their form", file.path, file.unpacked())
     if config.adapters:
@@ -131,8 +140,15 @@ def precision_of(config: EngineConfig, file: WeightFile, device: torch.device) -
 
 
 class _Loader:
-    def __init__(self, file: WeightFile, precision: LinearPrecision, device: torch.device, run: LayerRun) -> None:
-        self.file, self.precision, self.device, self.run = file, precision, device, run
+    def __init__(
+        self,
+        file: WeightFile,
+        precision: LinearPrecision,
+        device: torch.device,
+        run: LayerRun,
+        packed: PackedCopy | None,
+    ) -> None:
+        self.file, self.precision, self.device, self.run, self.packed = file, precision, device, run, packed
         self.config = file.config
         # The type of keys and values, and of weights that are not packed.
         self.stored = torch.float32 if precision == "float32" else torch.bfloat16
@@ -177,15 +193,15 @@ class _Loader:
 
     def logits(self, head: Weight) -> Linear:
         # The head loses more by few bits than the layers do, and it is one product, not one for each layer.
-        precision = "auto" if self.precision in ("int4", "fp8") else self.precision
-        return stacked_linear(
-            [head],
-            precision=precision,
-            device=self.device,
-            out_dtype=torch.float32,
-            gain=self.config.logits_scale,
-            for_logits=True,
-        )
+        precision: LinearPrecision = "auto" if self.precision in ("int4", "fp8") else self.precision
+        gain, out_dtype = self.config.logits_scale, torch.float32
+
+        def make() -> Linear:
+            return stacked_linear(
+                [head], precision=precision, device=self.device, out_dtype=out_dtype, gain=gain, for_logits=True
+            )
+
+        return self.packed_or_made("logits", make, out_dtype=out_dtype, gain=gain)
 
     def positions(self) -> torch.Tensor:
         table = self.read(self.names.of_model("positions"), (self.config.max_positions, self.config.hidden_size))
@@ -377,16 +393,33 @@ class _Loader:
         gain: float = 1.0,
     ) -> Linear:
         """One layer of stacked weights; ``rows`` maps each one's name to its number of rows."""
-        weights = [self.matrix(layer, key, num, row_len) for key, num in rows.items()]
-        biases = None
-        if has_bias:
-            biases = [
-                self.by_part(key, as_float(self.read(self.names.of_layer(layer, f"{key}_bias"), (num,))))
-                for key, num in rows.items()
-            ]
-        return stacked_linear(
-            weights, biases, precision=self.precision, device=self.device, out_dtype=out_dtype, gain=gain
-        )
+
+        def make() -> Linear:
+            weights = [self.matrix(layer, key, num, row_len) for key, num in rows.items()]
+            biases = None
+            if has_bias:
+                biases = [
+                    self.by_part(key, as_float(self.read(self.names.of_layer(layer, f"{key}_bias"), (num,))))
+                    for key, num in rows.items()
+                ]
+            return stacked_linear(
+                weights, biases, precision=self.precision, device=self.device, out_dtype=out_dtype, gain=gain
+            )
+
+        return self.packed_or_made(f"{layer} {' '.join(rows)}", make, out_dtype=out_dtype, gain=gain)
+
+    def packed_or_made(
+        self, name: str, make: Callable[[], Linear], *, out_dtype: torch.dtype | None, gain: float
+    ) -> Linear:
+        """The product ``name`` of the model's packed copy, which reads no weights; else what ``make`` makes."""
+        if self.packed is None:
+            return make()
+        found = self.packed.find(name)
+        if found is not None:
+            return Linear([PackedLinear.of_packed(part, out_dtype=out_dtype) for part in found], out_dtype, gain=gain)
+        made = make()
+        self.packed.keep(name, made.parts)
+        return made
 
     def matrix(self, layer: int, key: str, num_rows: int, row_len: int) -> Weight:
         name = self.names.of_layer(layer, key)
