@@ -51,6 +51,7 @@ class Expressions:
         self.is_plain: list[bool] = []  # made without intersection and complement, so it has a text
         self._edges: list[int] = []  # bit b: the derivatives by bytes b and b - 1 may differ
         self._ids: dict[tuple, int] = {}
+        self._by_ranges: dict[Ranges, int] = {}
         self._derived: dict[int, int] = {}
         self._moves: dict[int, Moves] = {}
         self._alive: dict[int, bool] = {}
@@ -135,6 +136,12 @@ class Expressions:
 
     def chars(self, ranges: Ranges) -> int:
         """One character out of a set of code points, as UTF-8."""
+        found = self._by_ranges.get(ranges)
+        if found is None:
+            found = self._by_ranges[ranges] = self._chars(ranges)
+        return found
+
+    def _chars(self, ranges: Ranges) -> int:
         low = 0
         for a, b in ranges:
             if a < 0x80:

@@ -6,6 +6,8 @@ Refused by name: look-behind, look-ahead in most repeated groups, back-reference
 possessive quantifiers, and inline flags but ``i`` and ``s``.
 """
 
+from typing import NamedTuple
+
 from .code_points import (
     ANY,
     DIGITS,
@@ -24,6 +26,7 @@ from .syntax import Alt, Anchor, Cat, Chars, LookAhead, Node, Rep, language, lea
 
 MAX_REPEAT = 100_000
 MAX_ANCHORED = 256  # alternatives with anchors
+GROUP_BEGIN = 24  # characters
 MAX_UNROLLED = 16  # times that a group with a look-ahead in it may be repeated
 QUANTIFIERS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 SIMPLE = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0, "a": 7, "e": 27}
@@ -73,6 +76,16 @@ def alternatives(pattern: str) -> list[list[str]]:
     return [[f"(?{flags}:{part})" if flags else part for part, flags in group] for group in parts]
 
 
+class _Group(NamedTuple):
+    """A group that was read: its text behind the bracket, where that began, how deep, and the spans in it."""
+
+    text: str
+    node: Node
+    at: int
+    depth: int
+    spans: list[list[tuple[int, int, str]]]
+
+
 class _PatternReader:
     def __init__(self, pattern: str, where: str, ignore_case: bool, dot_all: bool, ecma: bool) -> None:
         self.text = pattern
@@ -83,6 +96,9 @@ class _PatternReader:
         self.ecma = ecma
         self.depth = 0
         self.groups: list[list[tuple[int, int, str]]] = []  # the alternatives of each group: begin, end, flags
+        # Equal parts of a pattern are read once: classes and groups by their text, and groups by how that begins.
+        self._classes: dict[tuple[str, bool], Chars] = {}
+        self._known_groups: dict[tuple[str, bool, bool], list[_Group]] = {}
 
     def fail(self, what: str) -> GrammarError:
         shown = self.text if len(self.text) <= 80 else self.text[:77] + "..."
@@ -170,9 +186,9 @@ class _PatternReader:
                     return Chars(ANY)
                 return Chars(complement(LINE_ENDS if self.ecma else ((10, 10),)))
             case "(":
-                return self.group()
+                return self.known_group() or self.group()
             case "[":
-                return Chars(self.char_class())
+                return self.known_class()
             case "\\":
                 return self.escape()
             case "*" | "+" | "?":
@@ -188,8 +204,21 @@ class _PatternReader:
         ranges: Ranges = ((code, code),)
         return Chars(fold_case(ranges) if self.ignore_case else ranges)
 
+    def known_group(self) -> Node | None:
+        """The group that begins here, if one with the same text was read before."""
+        begin = self.text[self.at : self.at + GROUP_BEGIN]
+        for group in self._known_groups.get((begin, self.ignore_case, self.dot_all), ()):
+            if self.depth <= group.depth and self.text.startswith(group.text, self.at):
+                shift = self.at - group.at
+                for spans in group.spans:
+                    self.groups.append([(first + shift, end + shift, flags) for first, end, flags in spans])
+                self.at += len(group.text)
+                return group.node
+        return None
+
     def group(self) -> Node | None:
         saved = self.ignore_case, self.dot_all
+        start, num_groups = self.at, len(self.groups)
         is_look_ahead, kind = False, ""
         if self.peek() == "?":
             self.at += 1
@@ -228,7 +257,11 @@ class _PatternReader:
             raise self.fail("'(' is never closed")
         self.at += 1
         self.ignore_case, self.dot_all = saved
-        return LookAhead(inner, kind == "!") if is_look_ahead else inner
+        node = LookAhead(inner, kind == "!") if is_look_ahead else inner
+        text = self.text[start : self.at]
+        found = _Group(text, node, start, self.depth, self.groups[num_groups:])
+        self._known_groups.setdefault((text[:GROUP_BEGIN], *saved), []).append(found)
+        return node
 
     def escape(self) -> Node:
         c = self.peek()
@@ -301,6 +334,17 @@ class _PatternReader:
         except (ValueError, OverflowError):
             raise self.fail(f"{digits!r} is not a code point in hexadecimal") from None
         return ((code, code),)
+
+    def known_class(self) -> Chars:
+        end = self.text.find("]", self.at) + 1  # not always the end of the class: then the text is no key
+        found = self._classes.get((self.text[self.at : end], self.ignore_case))
+        if found is not None:
+            self.at = end
+            return found
+        begin = self.at
+        made = Chars(self.char_class())
+        self._classes[self.text[begin : self.at], self.ignore_case] = made
+        return made
 
     def char_class(self) -> Ranges:
         negated = self.peek() == "^"

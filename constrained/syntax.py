@@ -70,18 +70,31 @@ def leaves(node: Node) -> Iterator[Node]:
 
 
 def language(node: Node, ex: Expressions, rule: Callable[[str], int]) -> int:
-    """The expression of a node without anchors and look-ahead; ``rule(name)`` is that of a rule it refers to."""
-    match node:
-        case Literal(text):
-            return ex.literal(text.encode(errors="surrogatepass")) if text else EMPTY
-        case Chars(ranges):
-            return ex.chars(ranges)
-        case Cat(parts):
-            return ex.concat(*[language(p, ex, rule) for p in parts])
-        case Alt(parts):
-            return ex.union(*[language(p, ex, rule) for p in parts])
-        case Rep(inner, low, high):
-            return ex.repeat(language(inner, ex, rule), low, high)
-        case RuleName(name, _):
-            return rule(name)
-    raise AssertionError(node)
+    """The expression of a node without anchors and look-ahead; ``rule(name)`` is that of a rule it refers to.
+
+    A node that stands in several places is visited once.
+    """
+    known: dict[int, int] = {}  # by ``id``: nodes are compared part by part
+
+    def visit(node: Node) -> int:
+        found = known.get(id(node))
+        if found is None:
+            match node:
+                case Literal(text):
+                    found = ex.literal(text.encode(errors="surrogatepass")) if text else EMPTY
+                case Chars(ranges):
+                    found = ex.chars(ranges)
+                case Cat(parts):
+                    found = ex.concat(*map(visit, parts))
+                case Alt(parts):
+                    found = ex.union(*map(visit, parts))
+                case Rep(inner, low, high):
+                    found = ex.repeat(visit(inner), low, high)
+                case RuleName(name, _):
+                    found = rule(name)
+                case _:
+                    raise AssertionError(node)
+            known[id(node)] = found
+        return found
+
+    return visit(node)

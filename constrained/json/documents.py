@@ -204,9 +204,10 @@ class Document:
         return found
 
     def _resolve(self, reference: str, place: Place, key: str) -> Place:
-        url, fragment = urldefrag(urljoin(place.base, reference))
         if reference.startswith("#"):
             url, fragment = place.base, reference[1:]
+        else:
+            url, fragment = urldefrag(urljoin(place.base, reference))
         fragment = unquote(fragment)
         target = self._resource(url)
         if target is None:

@@ -56,10 +56,11 @@ def _uri(extra: str, private: str, *, absolute: bool) -> str:
     rooted = f"/(?:{pchar}+(?:/{pchar}*)*)?"
     in_query = f"(?:{plain[:-1]}/?{private}]|%{_HEX}{{2}})" if private else f"(?:{pchar}|[/?])"
     tail = f"(?:\\?{in_query}*)?(?:#(?:{pchar}|[/?])*)?"
-    full = f"[A-Za-z][A-Za-z0-9+.-]*:(?:{authority}|{rooted}|{pchar}+(?:/{pchar}*)*|)"
+    scheme = "[A-Za-z][A-Za-z0-9+.-]*:"
+    rootless = f"(?:{pchar}+(?:/{pchar}*)*)?"
     if absolute:
-        return f"{full}{tail}"
-    return f"(?:{full}|{authority}|{rooted}|{no_colon}+(?:/{pchar}*)*|){tail}"
+        return f"{scheme}(?:{authority}|{rooted}|{rootless}){tail}"
+    return f"(?:(?:{scheme})?(?:{authority}|{rooted})|{scheme}{rootless}|{no_colon}+(?:/{pchar}*)*|){tail}"
 
 
 _PLANES = "".join(f"{chr(plane << 16)}-{chr(plane << 16 | 0xFFFD)}" for plane in range(1, 14))

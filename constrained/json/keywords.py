@@ -81,14 +81,35 @@ def _expect(is_right: bool, key: str, what: str, value: Json, where: str) -> Non
 
 
 def kinds_of(schema: Json) -> tuple[Kind, ...]:
-    """The kinds of values that the schema's ``type`` lets pass."""
+    """The kinds of values that the schema's ``type``, ``const`` and ``enum`` let pass."""
     types = schema.get("type")
-    if types is None:
-        return KINDS
-    if isinstance(types, list):
-        found = {kind for name in types for kind in KINDS_OF_TYPE[name]}
-        return tuple(kind for kind in KINDS if kind in found)
-    return KINDS_OF_TYPE[types]
+    found = KINDS if types is None else KINDS_OF_TYPE[types] if isinstance(types, str) else _kinds_of_types(types)
+    if "const" in schema:
+        found = tuple([kind for kind in found if kind == kind_of(schema["const"])])
+    if "enum" in schema:
+        listed = set(map(kind_of, schema["enum"]))
+        found = tuple([kind for kind in found if kind in listed])
+    return found
+
+
+def _kinds_of_types(types: list[str]) -> tuple[Kind, ...]:
+    named = {kind for name in types for kind in KINDS_OF_TYPE[name]}
+    return tuple([kind for kind in KINDS if kind in named])
+
+
+def kind_of(value: Json) -> Kind:
+    match value:
+        case str():
+            return "string"
+        case bool():
+            return "true" if value else "false"
+        case None:
+            return "null"
+        case dict():
+            return "object"
+        case list():
+            return "array"
+    return "number"
 
 
 def is_number(value: Json) -> bool:

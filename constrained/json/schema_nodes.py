@@ -24,7 +24,7 @@ class SchemaNodes:
         self.ex = expressions
         self.enforce_formats = enforce_formats
         self.nodes: list[tuple[Document, str, Place]] = []  # with the key of the document
-        self.kinds: list[tuple[Kind, ...]] = []  # of the values that each schema's ``type`` lets pass
+        self.kinds: list[tuple[Kind, ...]] = []  # of the values that each schema lets pass: see ``kinds_of``
         self._ids: dict[object, int] = {}
         self._patterns: dict[str, int] = {}
         self._formats: dict[str, int] = {}

@@ -127,8 +127,8 @@ class Values:
 
     def is_surely_impossible(self, formula: int) -> bool:
         """Whether no value satisfies the formula, told without looking into arrays and objects."""
-        for kind in KINDS:
-            if kind in ("array", "object"):
+        for kind in self._kinds(formula):
+            if kind in COMPOUND_KINDS:
                 if self.expand(formula, kind) != FALSE:
                     return False
             elif self.satisfiable_kind(formula, kind):
@@ -186,9 +186,17 @@ class Values:
             raise error.at(self._pointer(formula)) from None
 
     def _kinds(self, formula: int) -> tuple[Kind, ...]:
-        """The kinds of the values that may satisfy the formula, as far as a schema's ``type`` tells."""
-        node = self.formulas.nodes[formula]
-        return self.schemas.kinds[node[1][1]] if node[0] == "leaf" else KINDS
+        """The kinds of the values that may satisfy the formula, as far as the schemas' ``kinds`` tell."""
+        nodes, kinds = self.formulas.nodes, self.schemas.kinds
+        node = nodes[formula]
+        if node[0] == "leaf":
+            return kinds[node[1][1]]
+        found = KINDS
+        for part in node[1:] if node[0] == "and" else ():
+            if nodes[part][0] == "leaf":
+                asked = kinds[nodes[part][1][1]]
+                found = asked if found is KINDS else tuple([kind for kind in found if kind in asked])
+        return found
 
     def _pointer(self, formula: int) -> str:
         """Where the first schema of the formula stands in its document."""

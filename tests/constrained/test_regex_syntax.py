@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from phloem.constrained import GrammarError, Vocabulary, compile
 from phloem.constrained.expressions import Expressions
-from phloem.constrained.regex_syntax import compile_regex
+from phloem.constrained.regex_syntax import alternatives, compile_regex
 
 from .conftest import mismatches
 
@@ -183,3 +183,15 @@ def test_languages_meet_and_contain_each_other_as_interegular_finds(left: str, r
     assert ex.is_nonempty(ex.intersect(one, other)) != a.intersection(b).empty()
     assert ex.is_subset(one, other) == a.issubset(b)
     assert ex.is_subset(other, one) == b.issubset(a)
+
+
+def test_parts_that_come_again_are_read_as_the_first_time() -> None:
+    ex = Expressions()
+    again = ("(?:[a-c\\]x]{2}|y(?i:[d-f]|z)+)", "(?:[a-c\\]x]{2}|y(?i:[d-f]|z)*)")  # they begin alike
+    for left, right in itertools.product(again, again):
+        whole = compile_regex(f"{left}-{right}", ex, anchored=True)
+        assert whole == ex.concat(*[compile_regex(part, ex, anchored=True) for part in (left, "-", right)])
+    assert compile_regex("(?i:(?:[a-b]c))(?:[a-b]c)", ex, anchored=True) == compile_regex(
+        "(?:[A-Ba-b][Cc])(?:[a-b]c)", ex, anchored=True
+    )
+    assert alternatives("(?:a|bc)-(?:a|bc)") == [["a", "bc"], ["a", "bc"]]

@@ -47,3 +47,10 @@ def test_bounds_of_both_spellings() -> None:
     tight = number_bounds({"minimum": 3, "exclusiveMinimum": 3, "maximum": 7, "exclusiveMaximum": 8})
     assert tight == (Bound(Decimal(3), False), Bound(Decimal(7), True))
     assert number_bounds({"minimum": 3, "exclusiveMinimum": True}) == (Bound(Decimal(3), False), None)  # draft 4
+
+
+def test_listed_values_narrow_the_kinds() -> None:
+    assert kinds_of({"const": None}) == ("null",)
+    assert kinds_of({"enum": [Decimal("1.5"), True, "a"]}) == ("true", "string", "number")
+    assert kinds_of({"type": "string", "enum": [1, [], {}]}) == ()
+    assert kinds_of({"const": [], "enum": [[]]}) == ("array",)
