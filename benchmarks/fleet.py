@@ -2,6 +2,7 @@
 
     python -m benchmarks.fleet index [--save]
     python -m benchmarks.fleet overhead [--model smollm2] [--rounds 60] [--save]
+    python -m benchmarks.fleet ray [--model smollm2] [--rounds 30] [--save]
     python -m benchmarks.fleet steps [--model smollm2] [--save]
     python -m benchmarks.fleet real [--model smollm2] [--talks 24] [--rate 1.2] [--seeds 1 2 3] [--save]
 
@@ -9,7 +10,7 @@
 whole prompt, engines hold prefixes of different lengths (the slowest case), and no engine holds any of it. Then the
 time to apply an event of one block, and the bytes per name: as the index counts them, and as Python allocates them.
 
-``overhead``: see ``fleet_overhead``. ``steps``: see ``fleet_steps``. ``real``: see ``fleet_real``; it takes the step
+``overhead``: see ``fleet_overhead``. ``ray``: see ``fleet_ray``; it needs ``phloem[ray]``. ``steps``: see ``fleet_steps``. ``real``: see ``fleet_real``; it takes the step
 times of ``steps --save`` where they are of this machine, and measures them where they are not.
 """
 
@@ -30,6 +31,7 @@ from phloem.radix_cache import block_names
 
 from . import RESULTS, print_header, save
 from .fleet_overhead import measure_overhead
+from .fleet_ray import measure_ray
 from .fleet_real import measure_real, step_times
 from .fleet_steps import MachineTimes, as_times, report
 
@@ -146,6 +148,9 @@ def main() -> None:
     overhead = parsers.add_parser("overhead", help="times of FleetClient beside those of Client")
     overhead.add_argument("--model", default="smollm2")
     overhead.add_argument("--rounds", type=int, default=60)
+    on_ray = parsers.add_parser("ray", help="start of two replicas on Ray Serve, and times through it")
+    on_ray.add_argument("--model", default="smollm2")
+    on_ray.add_argument("--rounds", type=int, default=30)
     steps = parsers.add_parser("steps", help="step times of two engines that work at once")
     steps.add_argument("--model", default="smollm2")
     real = parsers.add_parser("real", help="two real engines against their simulation")
@@ -162,6 +167,8 @@ def main() -> None:
             made = measure_index()
         case "overhead":
             made = measure_overhead(options.model, options.rounds)
+        case "ray":
+            made = measure_ray(options.model, options.rounds)
         case "steps":
             made = report(step_times(options.model)) | {"model": options.model}
         case _:

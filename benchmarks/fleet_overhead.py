@@ -99,23 +99,29 @@ def measure_overhead(model: str, rounds: int) -> dict[str, Any]:
         found = in_turns({"client": client, "fleet": fleet}, rounds)
         client.close()
         fleet.close()
-    made: dict[str, Any] = {"journal_delta_s": journal_delta_s()}
+    made: dict[str, Any] = {"journal_delta_s": journal_delta_s(), **compared(found, "fleet")}
+    print(f"the journal's part of a delta: {1e6 * made['journal_delta_s']:.2f} microseconds of processor time")
+    print(f"bar: {1e3 * FIRST_TOKEN_BAR_S:g} ms to the first token")
+    return made
+
+
+def compared(found: dict[str, dict[str, list[float]]], other: str) -> dict[str, Any]:
+    """Print and return the times of ``client`` beside those of ``other``."""
+    made: dict[str, Any] = {}
     for what in LABELS:
-        pairs = zip(found["fleet"][what], found["client"][what], strict=True)
+        pairs = zip(found[other][what], found["client"][what], strict=True)
         differences = sorted(a - b for a, b in pairs)
         low, high = differences[len(differences) // 4], differences[3 * len(differences) // 4]
         made[what] = {
             "client": statistics.median(found["client"][what]),
-            "fleet": statistics.median(found["fleet"][what]),
+            other: statistics.median(found[other][what]),
             "difference": statistics.median(differences),
             "quartiles": (low, high),
         }
-    print(f"{'ms, medians':34}{'client':>10}{'fleet':>10}{'difference':>12}  quartiles of the difference")
+    print(f"{'ms, medians':34}{'client':>10}{other:>10}{'difference':>12}  quartiles of the difference")
     for what, label in LABELS.items():
         row = made[what]
         low, high = (1e3 * value for value in row["quartiles"])
-        values = [1e3 * row[name] for name in ("client", "fleet", "difference")]
+        values = [1e3 * row[name] for name in ("client", other, "difference")]
         print(f"{label:34}{values[0]:10.3f}{values[1]:10.3f}{values[2]:12.3f}  {low:.3f} .. {high:.3f}")
-    print(f"the journal's part of a delta: {1e6 * made['journal_delta_s']:.2f} microseconds of processor time")
-    print(f"bar: {1e3 * FIRST_TOKEN_BAR_S:g} ms to the first token")
     return made
