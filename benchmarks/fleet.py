@@ -10,8 +10,9 @@
 whole prompt, engines hold prefixes of different lengths (the slowest case), and no engine holds any of it. Then the
 time to apply an event of one block, and the bytes per name: as the index counts them, and as Python allocates them.
 
-``overhead``: see ``fleet_overhead``. ``ray``: see ``fleet_ray``; it needs ``phloem[ray]``. ``steps``: see ``fleet_steps``. ``real``: see ``fleet_real``; it takes the step
-times of ``steps --save`` where they are of this machine, and measures them where they are not.
+``overhead``: see ``fleet_overhead``. ``ray``: see ``fleet_ray``; it needs ``phloem[ray]``. ``steps``: see
+``fleet_steps``. ``real``: see ``fleet_real``; it takes the step times of ``steps --save`` where they are of this
+machine, and measures them where they are not.
 """
 
 import argparse

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 from phloem import cli
+from phloem.cluster.ray.options import read_options
 from phloem.runtime.server.app import OPEN_PATHS, create_app
 from phloem.tests.runtime.server.doubles import MODEL, ChatML, ScriptedClient, WordTokenizer
 
@@ -68,6 +69,33 @@ def test_the_manifest_runs_a_command_and_probes_paths_that_exist():
     assert mounts.keys() == {volume["name"] for volume in pod["spec"]["volumes"]}
     assert str(args.key_file).startswith(mounts["keys"])
     assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+
+
+def test_the_manifest_for_kuberay_builds_an_application_that_its_nodes_can_run():
+    (found,) = yaml.safe_load_all((DEPLOY / "rayservice.yaml").read_text())
+    assert (found["apiVersion"], found["kind"]) == ("ray.io/v1", "RayService")
+    config, cluster = yaml.safe_load(found["spec"]["serveConfigV2"]), found["spec"]["rayClusterConfig"]
+    (application,) = config["applications"]
+    module, name = application["import_path"].split(":")
+    source = (DEPLOY.parent / Path(*module.split(".")[1:])).with_suffix(".py").read_text()
+    assert module.startswith("phloem.") and f"def {name}(args: dict[str, Any])" in source
+    options = read_options(application["args"])
+    assert options.key_file, "it is reached from other machines"
+
+    (workers,) = cluster["workerGroupSpecs"]
+    pods = [cluster["headGroupSpec"]["template"]["spec"], workers["template"]["spec"]]
+    for pod in pods:
+        (container,) = pod["containers"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
+        assert options.key_file.startswith(mounts["keys"])
+        assert {"name": "PHLOEM_HOME", "value": mounts["models"]} in container["env"]
+    assert len({pod["containers"][0]["image"] for pod in pods}) == 1, "Ray wants the same versions everywhere"
+    ports = {port["name"]: port["containerPort"] for port in pods[0]["containers"][0]["ports"]}
+    assert ports["serve"] == config["http_options"]["port"]
+    cpus = int(pods[1]["containers"][0]["resources"]["requests"]["cpu"])
+    assert options.replica_config().num_threads <= cpus
+    assert cpus // options.replica_config().num_threads * workers["maxReplicas"] >= 8, "room for max_replicas"
 
 
 def test_the_systemd_unit_runs_a_command_that_exists(tmp_path):

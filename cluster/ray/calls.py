@@ -1,6 +1,6 @@
 """One call of Ray Serve for each program at an engine, both ends of it, so that Serve counts what runs. Imports no Ray.
 
-    front: a program begins at an engine ──Hold──► ProgramRouter ──► EngineReplica.hold, which waits
+    front: a program is at an engine ──────Hold──► ProgramRouter ──► EngineReplica.hold, which waits
            it ends or leaves its engine  ──cancel the call──────────────────────► Serve counts one call less
 
 The program itself, its tokens and its end travel on ZeroMQ; the call carries two names and delays nothing.
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ from ..attempt import Attempt
 from .places import EnginePlace
 
 logger = logging.getLogger(__name__)
+
+AFTER_S = 0.1  # between the beginning of a program at an engine and its call
 
 
 class Board(Protocol):
@@ -55,21 +58,23 @@ def ranked(engine: str, replicas: Sequence[Any], name_of: Callable[[Any], str]) 
 class ServeCalls:
     """An ``AttemptWatch`` that keeps one call open for each attempt. ``begin(hold)`` begins one and returns its end.
 
-    Calls are made on a thread of their own: a program waits for none of them.
+    Calls are made on a thread of their own, ``after_s`` seconds late, so that they take no processor time from the
+    first token. An attempt that has ended by then has no call.
     """
 
-    def __init__(self, begin: Callable[[Hold], Callable[[], None]]) -> None:
+    def __init__(self, begin: Callable[[Hold], Callable[[], None]], *, after_s: float = AFTER_S) -> None:
         self._begin = begin
-        self._queue: SimpleQueue[tuple[Attempt, bool] | None] = SimpleQueue()
+        self._after_s = after_s
+        self._queue: SimpleQueue[tuple[Attempt, float | None] | None] = SimpleQueue()  # None: it has left
         self._open: dict[Attempt, Callable[[], None]] = {}
         self._thread = threading.Thread(target=self._run, name="phloem-calls", daemon=True)
         self._thread.start()
 
     def began(self, attempt: Attempt) -> None:
-        self._queue.put((attempt, True))
+        self._queue.put((attempt, time.monotonic() + self._after_s))
 
     def left(self, attempt: Attempt) -> None:
-        self._queue.put((attempt, False))
+        self._queue.put((attempt, None))
 
     def close(self) -> None:
         """End all calls."""
@@ -84,11 +89,13 @@ class ServeCalls:
                 logger.exception("a call of Ray Serve failed; its program goes on")
         for attempt in list(self._open):
             with contextlib.suppress(Exception):
-                self._change(attempt, False)
+                self._change(attempt, None)
 
-    def _change(self, attempt: Attempt, is_there: bool) -> None:
-        if is_there:
-            self._open[attempt] = self._begin(Hold(attempt.program, attempt.engine.name))
+    def _change(self, attempt: Attempt, at_s: float | None) -> None:
+        if at_s is not None:
+            time.sleep(max(at_s - time.monotonic(), 0.0))  # those behind it in the queue are due later
+            if not attempt.is_over:
+                self._open[attempt] = self._begin(Hold(attempt.program, attempt.engine.name))
         elif (end := self._open.pop(attempt, None)) is not None:
             end()
 

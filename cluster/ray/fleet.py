@@ -13,7 +13,7 @@ from ...protocol.errors import InvalidParams, PhloemError, Unsupported
 from ...protocol.ops import AnyOp
 from ..client import FleetClient, FleetLimits
 from ..supervisor import Replica, ask_clients
-from .calls import Hold, ServeCalls
+from .calls import AFTER_S, Hold, ServeCalls
 from .places import EnginePlace, PlacesFollower
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class ServeFleet:
 
     ``handle``: of the deployment of ``EngineReplica``, whose router is ``ProgramRouter``. ``client_secret``: of the key
     that the engines admit. ``look`` is called while there is no engine, on the follower's thread, and returns why there
-    will be none; ``on_failed`` gets that, once, if there was one before.
+    will be none; ``on_failed`` gets that, once, if there was one before. ``call_after_s``: see ``ServeCalls``.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class ServeFleet:
         step_timeout_s: float = 60.0,
         look: Callable[[], PhloemError | None] = lambda: None,
         on_failed: Callable[[PhloemError], None] | None = None,
+        call_after_s: float = AFTER_S,
     ) -> None:
         self._handle = handle
         self._secret = client_secret
@@ -52,7 +53,7 @@ class ServeFleet:
         self._is_over = False
         self._has_engine = threading.Event()
         self.failure: PhloemError | None = None
-        self._calls = ServeCalls(self._begin)
+        self._calls = ServeCalls(self._begin, after_s=call_after_s)
         self.client = FleetClient(tokenize=tokenize, limits=limits, on_lost=self._engine_lost, watch=self._calls)
         self._follower = PlacesFollower(self.client, self._connect)
         self._greeting: Any = None  # the call that brings the router this board

@@ -5,10 +5,11 @@ import pickle
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from phloem.cluster.ray.calls import Hold, Holds, ranked
+from phloem.cluster.ray.calls import Hold, Holds, ServeCalls, ranked
 from phloem.cluster.ray.fleet import ServeFleet
 from phloem.cluster.ray.options import read_options
 from phloem.cluster.ray.places import EnginePlace
@@ -99,7 +100,7 @@ def serve(engines: list[EngineCore], tmp_path: Path) -> Iterator[ServeStandIn]:
 
 @pytest.fixture
 def fleet(serve: ServeStandIn) -> Iterator[ServeFleet]:
-    found = ServeFleet(serve, client_secret="", tokenize=lambda ops: [])
+    found = ServeFleet(serve, client_secret="", tokenize=lambda ops: [], call_after_s=0.0)
     yield found
     found.close()
     assert not any(serve.calls.values()), "a call without a program"
@@ -117,6 +118,16 @@ def test_a_program_has_one_open_call_at_its_replica_as_long_as_it_runs(serve, fl
     asked.result()
     assert serve.most["a"] == 1 and [asked.call.program] in seen
     wait_until(lambda: not serve.calls["a"])
+
+
+def test_a_program_that_ends_before_its_call_is_due_has_none():
+    attempt = SimpleNamespace(program="p", engine=SimpleNamespace(name="a"), is_over=True)
+    begun: list[Hold] = []
+    calls = ServeCalls(begun.append, after_s=0.0)
+    calls.began(attempt)
+    calls.left(attempt)
+    calls.close()
+    assert not begun
 
 
 def test_scaling_from_one_replica_to_two_and_back_moves_programs_and_ends_none(serve, fleet):
