@@ -41,7 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     ``cpu_isa``: the instruction set of the CPU kernels, ``auto`` the best one; another is for comparisons.
     ``tensor_parallel``: processes that share out every layer of the model (``docs/parallel.md``); one that takes no
     part in a step for ``rank_timeout_s`` is lost, and all of them end. ``pipeline_parallel``: processes, or groups of
-    ``tensor_parallel`` processes, that each have some of the layers. ``num_threads`` is that of each process.
+    ``tensor_parallel`` processes, that each have some of the layers. ``expert_parallel``: parts of the
+    ``tensor_parallel`` processes that each have some of a mixture's experts. ``num_threads`` is that of each process.
     """
 
     model: str
@@ -84,6 +85,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     repack_cache: bool = True
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    expert_parallel: int = 1
     rank_timeout_s: float = 30.0
     client_timeout_s: float = 30.0
     log_level: str = "warning"

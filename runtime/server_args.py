@@ -19,10 +19,11 @@ _RENAMED = {
     "random_seed": "seed",
     "tp_size": "tensor_parallel",
     "pp_size": "pipeline_parallel",
+    "ep_size": "expert_parallel",
     "log_level": "log_level",
 }
 _PRECISIONS = {"auto": "auto", "float32": "float32", "float": "float32", "bfloat16": "bfloat16"}
-_ONE_ALONE = ("dp_size", "ep_size", "nnodes")
+_ONE_ALONE = ("dp_size", "nnodes")
 
 
 class ServerArgs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -42,6 +43,7 @@ class ServerArgs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     random_seed: int | None = None
     tp_size: int | None = None
     pp_size: int | None = None
+    ep_size: int | None = None
     log_level: str | None = None
 
     def engine_options(self) -> dict[str, Any]:

@@ -439,6 +439,6 @@ class EngineCore:
 
 def _no_handoff(config: EngineConfig) -> str:
     """Why an engine of ``config`` cannot hand over KV; "" where it can."""
-    if config.tensor_parallel > 1:
+    if config.num_ranks > 1:
         return "its KV lies on several ranks"
     return "" if config.prefix_cache and config.cached_prompts == "all" else "it keeps no cached prefixes"

@@ -41,10 +41,12 @@ class MoE:
         weights, ids = self._route(self.router(x))
         taken = x if isinstance(self.gate_up, QuantizedWeight) else x.to(self.gate_up.dtype)
         mixed = mix_experts(taken, self.gate_up, self.down, weights, ids).to(x.dtype)
-        if self.shared is None:
-            return mixed
+        return mixed if self.shared is None else mixed + self._shared_part(x)
+
+    def _shared_part(self, x: torch.Tensor) -> torch.Tensor:  # [T, C] -> [T, C]
+        assert self.shared is not None
         shared = self.shared(x)
-        return mixed + (shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared).to(x.dtype)
+        return (shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared).to(x.dtype)
 
     def _route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.routing is None:

@@ -50,12 +50,13 @@ _KV_TYPES = {
 @dataclass(frozen=True, slots=True)
 class LayerRun:
     """Neighbouring layers of a model, the embedding if the first of these begins with it, and the norm and head if
-    they end with them.
+    they end with them. ``experts``: those of each mixture; None: all.
     """
 
     layers: range
     has_embedding: bool
     has_head: bool
+    experts: range | None = None
 
 
 class Split(Protocol):
@@ -331,14 +332,15 @@ class _Loader:
     def mixture(self, i: int) -> MoE:
         config = self.config
         hidden, inner, count = config.hidden_size, config.expert_size, config.num_experts
-        gate_up = torch.empty((count, 2 * inner, hidden), dtype=self.stored, device=self.device)
-        down = torch.empty((count, hidden, inner), dtype=self.stored, device=self.device)
+        held = range(count) if self.run.experts is None else self.run.experts
+        gate_up = torch.empty((len(held), 2 * inner, hidden), dtype=self.stored, device=self.device)
+        down = torch.empty((len(held), hidden, inner), dtype=self.stored, device=self.device)
         for into, key in (
             (gate_up[:, :inner], "expert_gate"),
             (gate_up[:, inner:], "expert_up"),
             (down, "expert_down"),
         ):
-            self.read_experts(i, key, into)
+            self.read_experts(i, key, held, into)
         router = self.read(self.names.of_layer(i, "router"), (count, hidden))
         precision: LinearPrecision = "float32" if self.dtype == torch.float32 else "bfloat16"
         is_packed = self.precision == "fp8" and reads_packed(self.device)
@@ -355,13 +357,13 @@ class _Loader:
             bias=self.router_bias(i) if config.routing is not None and config.routing.has_bias else None,
         )
 
-    def read_experts(self, layer: int, key: str, into: torch.Tensor) -> None:
-        """Fills ``into`` [E, rows, columns]."""
+    def read_experts(self, layer: int, key: str, held: range, into: torch.Tensor) -> None:
+        """Fills ``into`` [E, rows, columns] with the experts ``held``."""
         if self.file.format == "gguf":
             stack = self.read(self.names.of_layer(layer, key), (into.shape[0] * into.shape[1], into.shape[2]))
             into.copy_(as_float(stack, self.dtype).view(into.shape))
             return
-        for expert, part in enumerate(into):
+        for expert, part in zip(held, into, strict=True):
             name = self.names.of_expert(layer, expert, key)
             part.copy_(as_float(self.read(name, tuple(part.shape)), self.dtype))
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from .lost import GangLost
 
 LOOPBACK = "127.0.0.1"
-_SUM_BY_PARTS = 1 << 16  # numbers: above it each rank adds one part of the tensor and sends the result
+SUM_BY_PARTS = 1 << 16  # numbers: above it each rank adds one part of the tensor and sends the result
 
 
 class Group(Protocol):
@@ -49,7 +49,9 @@ class Group(Protocol):
         ...
 
     def exchange(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        """Sends ``parts[r]`` to each rank r; ``into[r]`` is filled with what rank r has for this one."""
+        """Sends ``parts[r]`` to each rank r; ``into[r]`` is filled with what rank r has for this one. Parts may have
+        different shapes, also none.
+        """
         ...
 
     def send(self, x: Tensor, to: int) -> None:
@@ -132,7 +134,7 @@ class Distributed:
         self._failures = [] if failures is None else failures  # the first one; every later call fails at once
 
     def sum(self, x: Tensor) -> Tensor:
-        if x.numel() < _SUM_BY_PARTS or self.size == 2:
+        if x.numel() < SUM_BY_PARTS or self.size == 2:
             return added(self.gather(x.contiguous()))
         # Rank r adds the r-th part of every rank's x, then all ranks get all sums: 2 (N - 1) / N of x is sent.
         flat = x.contiguous().view(-1)
@@ -167,8 +169,9 @@ class Distributed:
     def exchange(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         into[self.rank].copy_(parts[self.rank])
         with self._watched():
-            sends = [self._send(parts[other], other) for other in self._others]
-            self._wait([*sends, *self._receives(into)])
+            sends = [self._send(parts[other], other) for other in self._others if parts[other].numel()]
+            receives = [self._receive(into[other], other) for other in self._others if into[other].numel()]
+            self._wait([*sends, *receives])
 
     def send(self, x: Tensor, to: int) -> None:
         with self._watched():

@@ -1,8 +1,9 @@
 """Where each rank stands in a model that is split by layers into stages, and within each stage by tensors.
 
-rank:          0    1    2    3         tensor 2, pipeline 2
+rank:          0    1    2    3         tensor 2, pipeline 2, expert 2
 stage:         0    0    1    1         its layers
 tensor rank:   0    1    0    1         its heads and inner dimensions
+expert rank:   0    1    0    1         its experts: tensor ranks, in neighbouring groups
 """
 
 from __future__ import annotations
@@ -22,15 +23,22 @@ MAX_RANKS = 64
 class Mesh:
     tensor: int = 1
     pipeline: int = 1
+    expert: int = 1
 
     @classmethod
     def of(cls, config: EngineConfig) -> Mesh:
         """Raises InvalidParams for numbers that no machine can have."""
-        for name in ("tensor_parallel", "pipeline_parallel"):
+        for name in ("tensor_parallel", "pipeline_parallel", "expert_parallel"):
             count = getattr(config, name)
             if not 1 <= count <= MAX_RANKS:
                 raise InvalidParams(f"{name}={count}: it must be 1 to {MAX_RANKS}", where=name)
-        mesh = cls(config.tensor_parallel, config.pipeline_parallel)
+        mesh = cls(config.tensor_parallel, config.pipeline_parallel, config.expert_parallel)
+        if mesh.tensor % mesh.expert:
+            raise InvalidParams(
+                f"expert_parallel={mesh.expert}: experts are shared out over the ranks of tensor_parallel="
+                f"{mesh.tensor}, which it must divide; set tensor_parallel={mesh.expert}, or another multiple",
+                where="expert_parallel",
+            )
         if mesh.size > MAX_RANKS:
             raise InvalidParams(
                 f"{mesh}: {mesh.tensor} x {mesh.pipeline} is {mesh.size} ranks, but at most {MAX_RANKS} can work "
@@ -45,7 +53,7 @@ class Mesh:
 
     def __str__(self) -> str:
         """The options that split the model, as a config names them."""
-        counts = {"tensor_parallel": self.tensor, "pipeline_parallel": self.pipeline}
+        counts = {"tensor_parallel": self.tensor, "pipeline_parallel": self.pipeline, "expert_parallel": self.expert}
         return " and ".join(f"{name}={count}" for name, count in counts.items() if count > 1) or "one rank"
 
     @property

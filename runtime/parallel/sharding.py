@@ -2,6 +2,7 @@
 
     query and key/value heads   in groups that share a key/value head; with more ranks than these, several ranks hold a
                                 copy of one key/value head, and share out its query heads
+    experts                     whole, with ``expert_parallel``; each of its parts may split their inner dimensions too
     the MLP's inner dimensions  in pieces of whole blocks of packed weights
     the vocabulary              in pieces of 32 tokens, one word of a grammar's mask
 
@@ -38,7 +39,8 @@ class Share:
     heads: range
     kv_heads: range
     inner: range  # of the MLP
-    expert_inner: range  # of each expert
+    experts: range  # of each mixture
+    expert_inner: range  # of each of these experts
     shared_inner: range  # of the expert for all tokens
     vocab: range
 
@@ -56,7 +58,14 @@ class Share:
 
     @property
     def query_rows(self) -> range:
-        return _scaled(self.heads, self.config.head_dim)
+        latent = self.config.latent
+        return _scaled(self.heads, self.config.head_dim if latent is None else latent.query_dim)
+
+    @property
+    def output_columns(self) -> range:
+        """Of the product after attention."""
+        latent = self.config.latent
+        return _scaled(self.heads, self.config.head_dim if latent is None else latent.value_dim)
 
     @property
     def kv_rows(self) -> range:
@@ -76,8 +85,9 @@ class Share:
         return self.inner, _moved(self.inner, self.config.intermediate_size)
 
 
-def share_of(config: ModelConfig, *, rank: int, size: int, piece_len: int = BLOCK_LEN) -> Share:
+def share_of(config: ModelConfig, *, rank: int, size: int, piece_len: int = BLOCK_LEN, expert_parts: int = 1) -> Share:
     """``piece_len``: inner dimensions that stay together where the MLP has whole pieces of that length.
+    ``expert_parts``: among so many groups of ranks the experts are shared out; it divides ``size``.
 
     Raises InvalidParams where the model has too few heads, pieces or tokens for ``size`` ranks, Unsupported for weights
     whose rows are not those of heads.
@@ -85,6 +95,14 @@ def share_of(config: ModelConfig, *, rank: int, size: int, piece_len: int = BLOC
     if size > 1:
         _refuse_unsplit(config, size)
     heads, kv_heads = _heads(config, rank, size)
+    if expert_parts > max(1, config.num_experts):
+        has = f"{config.num_experts:,} experts; at most as many ranks" if config.num_experts else "no experts; leave it"
+        raise InvalidParams(
+            f"expert_parallel={expert_parts}: this {config.family} model has {has}"
+            + (" can each have some of them" if config.num_experts else " at 1"),
+            where="expert_parallel",
+        )
+    each = size // expert_parts  # ranks that split the inner dimensions of the same experts
     return Share(
         rank,
         size,
@@ -92,7 +110,8 @@ def share_of(config: ModelConfig, *, rank: int, size: int, piece_len: int = BLOC
         heads,
         kv_heads,
         _pieces("inner dimensions of the MLP", config.intermediate_size, piece_len, rank, size),
-        _pieces("inner dimensions of an expert", config.expert_size, piece_len, rank, size),
+        even_parts(config.num_experts, expert_parts)[rank // each],
+        _pieces("inner dimensions of an expert", config.expert_size, piece_len, rank % each, each),
         _pieces("inner dimensions of the shared expert", config.shared_expert_size, piece_len, rank, size),
         _pieces("tokens of the vocabulary", config.vocab_size, MASK_WORD, rank, size),
     )
@@ -103,7 +122,6 @@ def _refuse_unsplit(config: ModelConfig, size: int) -> None:
         "matrices stored as [inputs, outputs]": config.transposed,
         "query, key and value rows mixed by head": config.qkv_by_head,
         "one norm over all heads": config.whole_qk_norm,
-        "latent attention, whose heads share one key": config.latent is not None,
     }
     for kind, has in kinds.items():
         if has:
@@ -207,15 +225,15 @@ class _Parts:
         gate: tuple[range, ...] = (inner,)
         down = (range(config.hidden_size),)
         if file_format == "gguf":  # the experts of a layer lie one under another
-            gate = tuple(_moved(inner, i * config.expert_size) for i in range(config.num_experts))
-            down = (range(config.num_experts * config.hidden_size),)
+            gate = tuple(_moved(inner, i * config.expert_size) for i in share.experts)
+            down = (_scaled(share.experts, config.hidden_size),)
         vocab, query, kv, mlp = (Part((x,)) for x in (share.vocab, share.query_rows, share.kv_rows, share.inner))
         self._rules: dict[str, Part | None] = {
             **dict.fromkeys(("embedding", "head"), vocab),
-            **dict.fromkeys(("q", "q_bias"), query),
+            **dict.fromkeys(("q", "q_bias", "q_up"), query),
             **dict.fromkeys(("k", "v", "k_bias", "v_bias"), kv),
             **dict.fromkeys(("qkv", "qkv_bias"), Part(share.qkv_rows)),
-            "output": Part(columns=share.query_rows),
+            "output": Part(columns=share.output_columns),
             **dict.fromkeys(("gate", "up", "gate_bias", "up_bias"), mlp),
             "gate_up": Part(share.gate_up_rows),
             "down": Part(columns=share.inner),
@@ -226,15 +244,24 @@ class _Parts:
             **dict.fromkeys(_WHOLE),
             **dict.fromkeys(_ADDED_ONCE),
         }
+        latent = config.latent
+        query_dim, value_dim = config.head_dim, config.head_dim
+        if latent is not None:  # the heads' own products; all read one vector per token, which every rank keeps
+            query_dim, value_dim = latent.query_dim, latent.value_dim
+            self._rules |= {
+                "kv_up": Part((_scaled(share.heads, latent.nope_dim + value_dim),)),
+                "k_up": Part((_scaled(share.heads, latent.size),)),
+                "v_up": Part((_scaled(share.heads, value_dim),)),
+            }
         rows = {
             **dict.fromkeys(("embedding", "head"), config.vocab_size),
-            **dict.fromkeys(("q", "q_bias"), config.num_heads * config.head_dim),
+            **dict.fromkeys(("q", "q_bias", "q_up"), config.num_heads * query_dim),
             **dict.fromkeys(("k", "v", "k_bias", "v_bias"), config.num_kv_heads * config.head_dim),
             "qkv": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
             **dict.fromkeys(("gate", "up"), config.intermediate_size),
             "gate_up": 2 * config.intermediate_size,
         }
-        columns = {"output": config.num_heads * config.head_dim, "down": config.intermediate_size}
+        columns = {"output": config.num_heads * value_dim, "down": config.intermediate_size}
         self._lengths = {key: (0, length) for key, length in rows.items()}
         self._lengths |= {key: (-1, length) for key, length in columns.items()}
 
@@ -265,12 +292,22 @@ _ADDED_ONCE = ("output_bias", "down_bias")
 _WHOLE = (
     *("norm", "norm_bias", "positions", "attention_norm", "mlp_norm", "attention_norm_bias", "mlp_norm_bias"),
     *("attention_post_norm", "mlp_post_norm", "q_norm", "k_norm", "router", "router_bias", "shared_router"),
+    *("q_down", "q_down_norm", "kv_down", "kv_down_norm"),
 )
 
 
 def _heads(config: ModelConfig, rank: int, size: int) -> tuple[range, range]:
     """The rank's query heads, and the key/value heads that they read."""
     num_kv = config.num_kv_heads
+    if config.latent is not None:  # its heads share one vector per token; a config may count it once or for each head
+        if size > config.num_heads:
+            raise InvalidParams(
+                f"tensor_parallel={size}: the model has {config.num_heads} query heads; at most as many ranks can "
+                f"share them",
+                where="tensor_parallel",
+            )
+        heads = even_parts(config.num_heads, size)[rank]
+        return heads, heads if num_kv == config.num_heads else range(num_kv)
     group = config.num_heads // num_kv
     if size <= num_kv:
         kv_heads = even_parts(num_kv, size)[rank]
@@ -296,7 +333,8 @@ def _pieces(what: str, count: int, piece_len: int, rank: int, size: int) -> rang
     if num_pieces < size:
         raise InvalidParams(
             f"tensor_parallel={size}: the model has {count:,} {what}, {num_pieces} pieces of {piece_len}; "
-            f"at most {num_pieces} ranks can share them",
+            f"at most {num_pieces} ranks can share them"
+            + ("; expert_parallel shares out whole experts" if what.endswith("an expert") else ""),
             where="tensor_parallel",
         )
     part = even_parts(num_pieces, size)[rank]

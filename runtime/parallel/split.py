@@ -9,6 +9,7 @@ import torch
 
 from ...protocol.errors import UnknownModel
 from ..layers.attention import Attention
+from ..layers.latent_attention import LatentAttention
 from ..layers.mlp import MLP
 from ..layers.moe import MoE
 from ..models import Model
@@ -18,6 +19,7 @@ from ..models.loading import LayerRun
 from ..weights.adapter_folder import LowRankPair
 from ..weights.model_config import ModelConfig
 from ..weights.weight_file import WeightFile
+from .experts import SplitExperts
 from .group import Group
 from .mesh import Mesh
 from .pipeline import PipelineStage
@@ -52,10 +54,11 @@ class RankSplit:
         return self.source
 
     def _share_of(self, config: ModelConfig, tensor_rank: int) -> Share:
-        return share_of(config, rank=tensor_rank, size=self.mesh.tensor, piece_len=self._piece_len)
+        size, parts = self.mesh.tensor, self.mesh.expert
+        return share_of(config, rank=tensor_rank, size=size, piece_len=self._piece_len, expert_parts=parts)
 
     def run(self, config: ModelConfig) -> LayerRun:
-        return self.mesh.layers_of(config, self.stage)
+        return replace(self.mesh.layers_of(config, self.stage), experts=self.share.experts)
 
     def adapter(self, adapter: Adapter) -> Adapter:
         path, added = adapter
@@ -83,7 +86,7 @@ class RankSplit:
             **dict.fromkeys(("gate_proj", "up_proj"), ((share.inner,), inner)),
             "gate_up_proj": (share.gate_up_rows, 2 * inner),
         }.get(target, ((range(len(up)),), config.hidden_size))
-        columns, width = {"o_proj": (share.query_rows, q_len), "down_proj": (share.inner, inner)}.get(
+        columns, width = {"o_proj": (share.output_columns, q_len), "down_proj": (share.inner, inner)}.get(
             target, (range(down.shape[1]), config.hidden_size)
         )
         if len(up) != num_rows or down.shape[1] != width:
@@ -123,10 +126,13 @@ class RankSplit:
     def _layer(self, layer: DecoderLayer) -> DecoderLayer:
         if self._tensor.size == 1:
             return layer
-        assert isinstance(layer.attention, Attention), "share_of refuses latent attention"
+        assert isinstance(layer.attention, Attention | LatentAttention)
         layer.attention.output = RowLinear(layer.attention.output, self._tensor)
         if isinstance(layer.mlp, MLP):
             layer.mlp.down = RowLinear(layer.mlp.down, self._tensor)
             return layer
         assert isinstance(layer.mlp, MoE)
-        return replace(layer, mlp=SplitMoE(layer.mlp, self._tensor))
+        if self.mesh.expert == 1:
+            return replace(layer, mlp=SplitMoE(layer.mlp, self._tensor))
+        held = [self._share_of(self.share.config, rank).experts for rank in range(self._tensor.size)]
+        return replace(layer, mlp=SplitExperts(layer.mlp, self._tensor, held))

@@ -335,8 +335,9 @@ def test_server_args_are_engine_options():
     assert make_config(args, {}) == expected
     options = {"model_path": "m", "context_length": 512, "random_seed": 3, "disable_radix_cache": True}
     assert make_config(None, {**options, "dtype": "float32", "dp_size": 1}) == expected
-    split = {"model_path": "m", "tp_size": 2, "pp_size": 3}
-    assert make_config(None, split) == EngineConfig(model="m", tensor_parallel=2, pipeline_parallel=3)
+    split = {"model_path": "m", "tp_size": 2, "pp_size": 3, "ep_size": 2}
+    expected = EngineConfig(model="m", tensor_parallel=2, pipeline_parallel=3, expert_parallel=2)
+    assert make_config(None, split) == expected
 
 
 def test_wrong_server_args_are_named():

@@ -78,21 +78,22 @@ def answers(driver: Driver) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("model", "ranks", "stages"),
+    ("model", "ranks", "stages", "experts"),
     [
-        ("llama", 2, 1),
-        ("llama", 4, 1),
-        ("qwen3", 2, 1),
-        ("qwen3_moe", 2, 1),
-        ("llama", 1, 2),
-        ("qwen3", 2, 2),
-        ("qwen3_moe", 1, 2),
+        ("llama", 2, 1, 1),
+        ("llama", 4, 1, 1),
+        ("qwen3", 2, 1, 1),
+        ("qwen3_moe", 2, 1, 2),
+        ("llama", 1, 2, 1),
+        ("qwen3", 2, 2, 1),
+        ("qwen3_moe", 4, 1, 2),
     ],
 )
 def test_every_kind_of_draw_is_that_of_one_rank(
-    start: Callable[..., Driver], model: str, ranks: int, stages: int
+    start: Callable[..., Driver], model: str, ranks: int, stages: int, experts: int
 ) -> None:
-    expected, found = answers(start(1, model)), answers(start(ranks, model, pipeline_parallel=stages))
+    split = {"pipeline_parallel": stages, "expert_parallel": experts}
+    expected, found = answers(start(1, model)), answers(start(ranks, model, **split))
     assert {name: one.token_ids for name, one in found.items()} == {
         name: one.token_ids for name, one in expected.items()
     }

@@ -23,6 +23,7 @@ from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.models.tiny import make_tiny_model
 from phloem.tests.runtime.parallel.virtual import VirtualGang
 
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 PROMPTS = ["the sap rises", "木 and leaf " * 9, "42"]
 GREEDY = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 LISTED = {"temperature": 1.2, "top_k": 30, "seed": 5, "max_tokens": 12, "ignore_eos": True}
@@ -32,10 +33,9 @@ LONG = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    path = make_tiny_model(tmp_path_factory.mktemp("gang") / "model", seed=1)
-    return EngineConfig(
-        model=str(path), precision="float32", num_slots=2048, num_threads=1, tensor_parallel=2, rank_timeout_s=4.0
-    )
+    path = make_tiny_model(tmp_path_factory.mktemp("gang") / "model", seed=1, family="qwen3_moe", **MOE)
+    ranks = {"tensor_parallel": 2, "expert_parallel": 2, "rank_timeout_s": 4.0}
+    return EngineConfig(model=str(path), precision="float32", num_slots=2048, num_threads=1, **ranks)
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +127,13 @@ def test_a_rank_is_lost_while_nothing_runs_and_the_next_program_is_answered(runt
 
 
 def test_stages_draw_with_the_bits_of_virtual_ranks_and_outlive_the_loss_of_the_last(config: EngineConfig) -> None:
-    staged = msgspec.structs.replace(config, tensor_parallel=1, pipeline_parallel=2)
+    """Two stages of two ranks that each have half of the experts."""
+    staged = msgspec.structs.replace(config, pipeline_parallel=2)
     with phloem.Runtime(staged, replicas=1) as runtime:
         check_bits(runtime, staged, [PROMPTS[1]])
         expected = runtime.generate("stage " * 9, None, temperature=0.0, max_tokens=40, ignore_eos=True).text
         before = runtime.fleet()[0]
-        (last,) = children(before.pid)
+        last = max(children(before.pid))
         midway = ended_midway(runtime, "stage " * 9, last, signal.SIGSTOP)
         assert asyncio.run(asyncio.wait_for(midway, 240.0)) == expected
         assert runtime.fleet()[0].restarts > before.restarts and not is_alive(last)

@@ -21,8 +21,8 @@ from phloem.tests.runtime.parallel.virtual import VirtualGroup, run_all
 IDS = np.random.default_rng(0).integers(0, 96, 60).astype(np.int32)
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True}
 REFUSED = {
-    "deepseek_v2": "this deepseek_v2 model has latent attention, whose heads share one key",
-    "deepseek_v3": "this deepseek_v3 model has latent attention, whose heads share one key",
+    "deepseek_v2": "the model has 32 inner dimensions of an expert, 1 pieces of 32; at most 1 ranks can share",
+    "deepseek_v3": "the model has 32 inner dimensions of an expert, 1 pieces of 32; at most 1 ranks",
     "gpt2": "this gpt2 model has matrices stored as .inputs, outputs., which are not split",
     "gpt_neox": "this gpt_neox model has query, key and value rows mixed by head, which are not split",
     "olmo2": "this olmo2 model has one norm over all heads, which are not split",
