@@ -551,8 +551,12 @@ def _quantize(args: argparse.Namespace) -> int:
     )
     if found.left:
         print(f"{len(found.left)} matrices stay floats, as their rows are no whole groups: {', '.join(found.left[:3])}")
-    if found.was_packed:
+    if found.num_copied:
+        print(f"{found.num_copied} matrices are the original's own: it has them in this form")
+    if found.was_packed and found.num_copied < found.num_matrices:
         print("the original is itself quantized: its errors stay, and are not part of what follows")
+        if args.scheme == "int4-g32" and source.suffix == ".gguf" and args.out.suffix != ".gguf":
+            print("a GGUF file (--out FILE.gguf) keeps matrices of Q4_1 as they are")
     if args.no_measure:
         return _OK
     print("\n            precision      size  tokens/s  perplexity           same token, in text and greedy")

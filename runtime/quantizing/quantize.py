@@ -14,6 +14,7 @@ from ..models.names import TensorNames
 from ..tokenizer import load_tokenizer
 from ..weights import open_weights
 from ..weights.damage import refuse_damage
+from ..weights.gguf_header import read_header
 from ..weights.model_config import ModelConfig
 from ..weights.weight_file import WeightFile
 from .awq import best_scales, refuse_config
@@ -32,12 +33,15 @@ _MOST_CALIBRATION = 8192  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """``num_matrices`` were quantized; ``left`` names those of the layers that stayed floats."""
+    """``num_matrices`` are quantized, of which the source had ``num_copied`` in this form already; ``left`` names those
+    of the layers that stayed floats.
+    """
 
     path: Path
     size_bytes: int
     source_bytes: int
     num_matrices: int
+    num_copied: int
     left: tuple[str, ...]
     was_packed: bool  # the source was itself quantized
 
@@ -88,7 +92,7 @@ def quantize_model(
         if scheme == "int4-awq":
             refuse_config(config)
             seen = _Calibration(source, file, tokens, 32 if to_folder is None else to_folder.group_len)
-        elif tokens and not config.num_experts:
+        elif tokens and not config.num_experts and not (form is not None and _has_kind(source, names, form.kind)):
             seen = _Calibration(source, file, tokens, 0)
         writer: TensorWriter
         if form is not None:
@@ -97,8 +101,14 @@ def quantize_model(
             assert to_folder is not None
             out.mkdir(exist_ok=True)
             writer = FolderWriter(out, file, to_folder)
-        num_matrices, left = _write(file, names, writer, seen, say)
-        return Quantized(out, size_bytes_of(out), size_bytes_of(source), num_matrices, tuple(left), file.has_packed())
+        counts, left = _write(file, names, writer, seen, say)
+        return Quantized(out, size_bytes_of(out), size_bytes_of(source), *counts, tuple(left), file.has_packed())
+
+
+def _has_kind(source: Path, names: TensorNames, kind: str) -> bool:
+    """Whether every matrix of a GGUF file has that type, so that none is rounded."""
+    stored = read_header(source).tensors
+    return all(stored[name].kind == kind for key, *_, name in names.entries() if key in MATRICES and name in stored)
 
 
 def _calibration(source: Path, scheme: str, text: str) -> list[int]:
@@ -114,14 +124,19 @@ def _calibration(source: Path, scheme: str, text: str) -> list[int]:
 
 def _write(
     file: WeightFile, names: TensorNames, writer: TensorWriter, calibration: "_Calibration | None", say: Say
-) -> tuple[int, list[str]]:
+) -> tuple[tuple[int, int], list[str]]:
+    """The numbers of quantized matrices, and of those that were copied; the names of those that stay floats."""
     written = TensorNames(file.config, writer.format)
     entries = list(zip(names.entries(), written.entries(), strict=True))
-    num_matrices, left = 0, []
+    num_matrices, num_copied, left = 0, 0, []
     for done, ((key, layer, _, name), (*_, new_name)) in enumerate(entries):
         say("tensors", done, len(entries))
-        tensor = as_float(file.tensor(name))
         found = _Factors() if calibration is None or layer < 0 else calibration.factors(layer, key)
+        if found.columns is None and found.rows is None and writer.copy(new_name, is_table=key in _TABLES):
+            num_matrices += key in MATRICES
+            num_copied += key in MATRICES
+            continue
+        tensor = as_float(file.tensor(name))
         if key in _TABLES:
             writer.table(new_name, tensor)
         elif key in MATRICES or key in _EXPERTS:
@@ -138,7 +153,7 @@ def _write(
             writer.plain(new_name, tensor if found.rows is None else (tensor + offset) * found.rows - offset)
     say("tensors", len(entries), len(entries))
     writer.close()
-    return num_matrices, left
+    return (num_matrices, num_copied), left
 
 
 class _Calibration:
@@ -175,7 +190,9 @@ class _Calibration:
             curvature = Curvature.of(seen.scaled(scales))
             for key in matrices:
                 part = self._found.setdefault(key, _Factors())
-                part.columns, part.curvature = scales, curvature
+                part.curvature = curvature
+                if self._group_len:
+                    part.columns = scales
 
     def _rounded(self, weight: torch.Tensor) -> torch.Tensor:
         return round_to_fours(weight, group_len=self._group_len, scale_dtype=torch.float16).dequantize()

@@ -20,6 +20,7 @@ from .rounding import Curvature, round_to_q8_0
 from .stored_forms import FolderForm, GGUFForm
 
 MOST_FILE_BYTES = 4 << 30  # of one safetensors file
+_TABLE_KIND = "Q8_0"  # of a GGUF file's embedding and head
 _KEPT = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*")  # of a folder: tokenizer, settings, terms
 
 
@@ -27,6 +28,10 @@ class TensorWriter(Protocol):
     """``format``: whose names the tensors have. ``close`` completes what was written."""
 
     format: str
+
+    def copy(self, name: str, *, is_table: bool) -> bool:
+        """Writes the source's tensor as it is stored; False, and nothing is written, where it has another form."""
+        ...
 
     def matrix(self, name: str, weight: torch.Tensor, curvature: Curvature | None) -> bool:
         """Writes [N, K] quantized; False where its rows are no whole groups and it was written as floats.
@@ -63,6 +68,9 @@ class FolderWriter:
                 for file in source.path.glob(pattern):
                     if file.is_file() and file.name != INDEX:
                         shutil.copyfile(file, folder / file.name)
+
+    def copy(self, name: str, *, is_table: bool) -> bool:
+        return False
 
     def matrix(self, name: str, weight: torch.Tensor, curvature: Curvature | None) -> bool:
         stem = name.removesuffix(".weight")
@@ -131,6 +139,7 @@ class GGUFFileWriter:
         self._path, self._form, self._config = path, form, source.config
         self._partial = path.with_name(f".{path.name}.partial")
         reader = gguf.GGUFReader(source.path)
+        self._stored = {tensor.name: tensor for tensor in reader.tensors}
         arch = reader.fields["general.architecture"].contents()
         self._writer = gguf.GGUFWriter(self._partial, arch)
         for field in reader.fields.values():
@@ -143,6 +152,13 @@ class GGUFFileWriter:
         self._writer.add_file_type(form.file_type)
         if "general.quantization_version" not in reader.fields:
             self._writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+    def copy(self, name: str, *, is_table: bool) -> bool:
+        stored = self._stored[name]
+        if stored.tensor_type.name != (_TABLE_KIND if is_table else self._form.kind):
+            return False
+        self._writer.add_tensor(name, stored.data, raw_dtype=stored.tensor_type)
+        return True
 
     def matrix(self, name: str, weight: torch.Tensor, curvature: Curvature | None) -> bool:
         if weight.shape[1] % 32:
@@ -158,7 +174,7 @@ class GGUFFileWriter:
         if weight.shape[1] % 32:
             self.plain(name, weight)
         else:
-            self._add(name, round_to_q8_0(weight), "Q8_0")
+            self._add(name, round_to_q8_0(weight), _TABLE_KIND)
 
     def plain(self, name: str, tensor: torch.Tensor) -> None:
         order = stored_row_order(self._config, name, len(tensor))

@@ -92,6 +92,20 @@ def test_a_gguf_file_is_written_from_one(scheme: str, kind: str, most: float, tm
         assert np.abs(values - want).max() <= 0.15 * np.abs(want).max()
 
 
+def test_a_matrix_that_has_the_type_already_is_copied_byte_for_byte(tmp_path: Path) -> None:
+    original = make_tiny_gguf(tmp_path / "tiny.gguf", seed=0, kinds={"": "Q4_1", "v_proj": "F16", "embed": "Q8_0"})
+    found = quantize_model(original, tmp_path / "out.gguf", "int4-g32")
+    assert (found.num_matrices, found.num_copied) == (14, 12)
+    written, before = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (found.path, original))
+    for name, tensor in before.items():
+        if tensor.tensor_type.name != "F16":
+            assert written[name].tensor_type == tensor.tensor_type
+            assert np.array_equal(written[name].data, tensor.data), name
+    assert written["blk.0.attn_v.weight"].tensor_type.name == "Q4_1"
+    again = quantize_model(found.path, tmp_path / "again.gguf", "int4-g32")
+    assert again.num_copied == 14 and torch.equal(logits_of(again.path), logits_of(found.path))
+
+
 def test_a_folder_is_written_from_a_gguf_file(tmp_path: Path) -> None:
     original = make_tiny_gguf(tmp_path / "tiny.gguf", seed=0)
     with pytest.raises(Unsupported, match="a tokenizer.json of a None vocabulary is not written"):
