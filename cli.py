@@ -11,6 +11,7 @@ import difflib
 import errno
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ from .runtime.weights.aliases import ALIASES
 _MODELS = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.json, or a Hugging Face name"
 
 _KINDS_BY_SUFFIX = {".json": "json_schema", ".lark": "lark", ".ebnf": "ebnf", ".gbnf": "ebnf", ".regex": "regex"}
+_NAMED_MODEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)=(.+)")
 _OK, _LOST, _FAILED, _INTERRUPTED = 0, 1, 2, 130
 
 
@@ -99,13 +101,14 @@ def _serve(args: argparse.Namespace) -> int:
 
         _write(config_text(args.command, args))
         return _OK
-    if args.model is None:
-        raise InvalidRequest('serve what? phloem serve MODEL, or model = "MODEL" in the file of --config')
+    named = _served_models(args)
     from .runtime.server.logs import set_up_logs
 
     set_up_logs(args.log_format, args.log_requests)
     tls = _tls(args)
-    config = _resolved_config(args)
+    rules = _read_rules(args.rules) if args.rules is not None else {}
+    configs = {name: _resolved_config(args, model) for name, model in named.items()}
+    (own_name, config), *others = configs.items()
     from .cluster.restarts import RestartPolicy
     from .runtime.server import serve
 
@@ -113,7 +116,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     def greeting(url: str) -> str:
         replicas = f", {args.replicas} replicas" if args.replicas > 1 else ""
-        return f"phloem serves {args.model} at {url}, {_how_it_runs(config)}{replicas} (Ctrl-C ends it)"
+        return f"phloem serves {', '.join(named.values())} at {url}, {_how_it_runs(config)}{replicas} (Ctrl-C ends it)"
 
     with (
         otel_tracer() as tracer,
@@ -127,7 +130,9 @@ def _serve(args: argparse.Namespace) -> int:
             key_file=args.key_file,
             max_concurrent=args.max_concurrent,
             tls=tls,
-            model_name=args.model_name,
+            model_name=own_name,
+            others=dict(others),
+            rules=rules,
             cors_origins=args.cors_origin,
             replicas=args.replicas,
             supervise=supervise,
@@ -149,6 +154,44 @@ def _serve(args: argparse.Namespace) -> int:
             on_ready=on_ready,
             progress=progress,
         )
+
+
+def _served_models(args: argparse.Namespace) -> dict[str, str]:
+    """The models of ``phloem serve`` by their names: ``MODEL`` or ``NAME=MODEL``."""
+    from .runtime.server.lifetime import name_of
+
+    given = [*([] if args.model is None else [args.model]), *args.models]
+    if not given:
+        raise InvalidRequest('serve what? phloem serve MODEL, or model = "MODEL" in the file of --config')
+    if len(given) > 1:
+        for flag, is_given in (("--model-name", args.model_name is not None), ("--on ray", args.on == "ray")):
+            if is_given:
+                raise InvalidRequest(f"{flag}: it is for one model, but {len(given)} are given; leave it out")
+    named: dict[str, str] = {}
+    for text in given:
+        found = None if os.path.exists(text) else _NAMED_MODEL.fullmatch(text)
+        name, model = found.groups() if found else (args.model_name or name_of(text), text)
+        if found and args.model_name is not None:
+            raise InvalidRequest(f"--model-name {args.model_name}: {text!r} names the model already; give one of them")
+        if name in named:
+            raise InvalidRequest(f"{name!r} is the name of two models; give each its own, as NAME=MODEL")
+        named[name] = model
+    return named
+
+
+def _read_rules(path: Path) -> dict[str, Any]:
+    """The file of ``--rules``: a table for each rule."""
+    from .protocol.model_rules import ModelRule
+
+    try:
+        rules = msgspec.toml.decode(path.read_bytes(), type=dict[str, ModelRule])
+    except OSError as error:
+        raise InvalidRequest(f"rules {path}: {error.strerror or error}") from None
+    except ValueError as error:  # TOML's and msgspec's
+        raise InvalidRequest(f"rules {path}: {error}") from None
+    if not rules:
+        raise InvalidRequest(f"rules {path}: no rules; add a table for each, with cheap, strong and when")
+    return rules
 
 
 def _supervise(args: argparse.Namespace) -> Any:
@@ -586,13 +629,14 @@ def _api_key(args: argparse.Namespace) -> str | None:
     return args.api_key or os.environ.get("PHLOEM_API_KEY") or None
 
 
-def _resolved_config(args: argparse.Namespace) -> EngineConfig:
+def _resolved_config(args: argparse.Namespace, model: str | None = None) -> EngineConfig:
     """The engine config of the flags. Fetches a missing model first; a terminal shows a progress bar."""
     from .runtime.weights.resolve import resolve_model
 
     values = {field.name: getattr(args, field.name) for field in _engine_fields(args)}
+    values["model"] = model or args.model
     with progress_bars() as progress:
-        resolve_model(args.model, progress=progress)
+        resolve_model(values["model"], progress=progress)
     return EngineConfig(**values)
 
 
@@ -751,6 +795,10 @@ def _add_serve(commands: Any) -> None:
         "serve", help="serve a model over HTTP", description="Serve a model with OpenAI's API and Phloem's own API."
     )
     serve.add_argument("model", metavar="MODEL", nargs="?", help=_MODELS)
+    more = serve.add_argument("models", metavar="NAME=MODEL", nargs="*", default=[])
+    more.help = "more models for the same server; the first one may have a name too"
+    rules = serve.add_argument("--rules", type=Path, metavar="FILE.toml")
+    rules.help = "rules that choose between a cheap and a strong one of the models"
     file = serve.add_argument("--config", type=Path, metavar="FILE.toml")
     file.help = "settings by their flags' names, for example max-running = 8; a flag that is given wins"
     serve.add_argument("--print-config", action="store_true", help="print the settings as such a file, and exit")

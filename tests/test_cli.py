@@ -16,8 +16,12 @@ from phloem import cli
 from phloem.cluster.restarts import RestartPolicy
 from phloem.commands.flags_of import actions_of, commands_of
 from phloem.flags import ENGINE_HELP
+from phloem.processor import num_cores
 from phloem.protocol.errors import EngineLost, InvalidRequest
+from phloem.protocol.model_rules import ModelRule, When
 from phloem.runtime.config import EngineConfig
+from phloem.runtime.server import serve
+from phloem.runtime.server.lifetime import shared_out
 
 Served = dict[str, Any]
 
@@ -161,6 +165,80 @@ def test_ctrl_c_while_modules_are_imported_is_one_line_and_code_130(module: str)
     command = [sys.executable, "-c", INTERRUPTED_IMPORT, module, "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "phloem: error: interrupted\n")
+
+
+RULES = '[auto]\ncheap = "small"\nstrong = "large"\nwhen = {longer_than_chars = 9}\n'
+
+
+def test_serve_takes_several_models_by_name_and_rules(model: str, served: Served, tmp_path: Path) -> None:
+    (tmp_path / "rules.toml").write_text(RULES)
+    (tmp_path / "config.toml").write_text(f'models = ["large={model}"]\nnum-slots = 64\n')
+    files = ["--rules", str(tmp_path / "rules.toml"), "--config", str(tmp_path / "config.toml")]
+    for given in ([f"small={model}", f"large={model}", *files[:2], "--num-slots", "64"], [f"small={model}", *files]):
+        assert cli.main(["serve", *given]) == 0
+        wanted = EngineConfig(model, num_slots=64)
+        assert (served["model_name"], served["config"]) == ("small", wanted)
+        assert served["others"] == {"large": wanted}
+        assert served["rules"] == {"auto": ModelRule(cheap="small", strong="large", when=When(longer_than_chars=9))}
+    assert cli.main(["serve", f"small={model}"]) == 0
+    assert (served["model_name"], served["config"].model, served["others"]) == ("small", model, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["a=MODEL", "a=MODEL"], "'a' is the name of two models; give each its own"),
+        (["MODEL", "MODEL"], "'m.gguf' is the name of two models"),
+        (["a=MODEL", "b=MODEL", "--model-name", "c"], "--model-name: it is for one model, but 2 are given"),
+        (["a=MODEL", "b=MODEL", "--on", "ray"], "--on ray: it is for one model, but 2 are given"),
+        (["a=MODEL", "--model-name", "c"], "--model-name c: 'a=MODEL' names the model already"),
+        (["a=MODEL", "b=MODEL", "--rules", "no.toml"], "rules no.toml: No such file or directory"),
+        (["a=MODEL", "b=MODEL", "--rules", "WRONG"], "rules WRONG: Object missing required field `cheap`"),
+        (["a=MODEL", "b=MODEL", "--rules", "EMPTY"], "rules EMPTY: no rules; add a table for each"),
+    ],
+)
+def test_models_and_rules_that_cannot_be_served_are_errors(
+    given: list[str], message: str, model: str, served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wrong.toml").write_text('[auto]\nstrong = "a"')
+    (tmp_path / "empty.toml").write_text("")
+    real = {"MODEL": model, "WRONG": str(tmp_path / "wrong.toml"), "EMPTY": str(tmp_path / "empty.toml")}
+
+    def filled(text: str) -> str:
+        for name, value in real.items():
+            text = text.replace(name, value)
+        return text
+
+    assert cli.main(["serve", *map(filled, given)]) == 2
+    assert filled(message) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (
+            ModelRule(cheap="a", strong="huge", when=When(longer_than_chars=9)),
+            "rule 'auto', strong: 'huge' is not served",
+        ),
+        (
+            ModelRule(cheap="a", strong="a", when=When(longer_than_chars=9)),
+            "rule 'auto', strong: 'a' is the cheap model",
+        ),
+    ],
+)
+def test_a_rule_is_checked_before_a_model_loads(rule: ModelRule, message: str) -> None:
+    one = EngineConfig("/no/such/model")
+    with pytest.raises(InvalidRequest, match=message):
+        serve(one, model_name="a", others={"b": one}, rules={"auto": rule}, port=0)
+
+
+def test_several_models_share_out_the_cores_and_refuse_what_one_alone_can_have() -> None:
+    configs = shared_out({"a": EngineConfig("x"), "b": EngineConfig("y", num_threads=3)}, replicas=1)
+    assert configs["a"].num_threads == max(1, num_cores() // 2)
+    assert configs["b"].num_threads == 3
+    for field, value in (("adapters", {"x": "/y"}), ("cache_events_url", "ipc:///x")):
+        with pytest.raises(InvalidRequest, match="2 models|adapter 'x': it fits one of 2 models"):
+            shared_out({"a": EngineConfig("x", **{field: value}), "b": EngineConfig("y")}, replicas=1)
 
 
 def raising(error: Exception) -> Callable[..., int]:

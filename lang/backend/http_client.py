@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -66,20 +67,32 @@ class _Running:
 
 
 class HttpClient:
-    """The interface of ``protocol.client.Client`` over ``http://``; methods may be called on any thread."""
+    """The interface of ``protocol.client.Client`` over ``http://``; methods may be called on any thread.
+
+    ``model``: which of the server's models runs the programs; None: the only one, or the first.
+    """
 
     def __init__(
-        self, url: str, *, api_key: str | None = None, verify: str | bool | None = None, connect_timeout_s: float = 10.0
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        verify: str | bool | None = None,
+        model: str | None = None,
+        connect_timeout_s: float = 10.0,
     ) -> None:
         self.url = url.rstrip("/")
         options: dict[str, Any] = {
             "base_url": self.url,
             "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
+            "params": {} if model is None else {"model": model},
             "verify": ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify is not False,
         }
         timeout = httpx.Timeout(30.0, connect=connect_timeout_s, read=SILENCE_S, pool=None)
         self._http = httpx.Client(**options, timeout=timeout)
         try:
+            if model is not None:  # a server of one model does not look at the query
+                self._ask("GET", f"/v1/models/{quote(model)}")
             self.welcome = msgspec.json.decode(self._ask("GET", "/v1/welcome").content, type=Welcome)
         except msgspec.MsgspecError:  # a server that answers every path
             self._http.close()
@@ -140,7 +153,7 @@ class HttpClient:
             response = self._http.request(method, path, timeout=timeout)
         except httpx.TransportError as error:
             raise self._lost(error) from error
-        if response.status_code in (404, 405):
+        if response.status_code in (404, 405) and b'"model_not_found"' not in response.content:
             raise NotOurs(f"{self.url}: no {path} there; is it a server of another project?")
         if response.is_error:
             raise self._error_of(response.status_code, response.content)

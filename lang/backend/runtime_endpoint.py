@@ -27,15 +27,16 @@ def RuntimeEndpoint(
     api_key: str | None = None,
     verify: str | bool | None = None,
     chat_template_name: str | None = None,
+    model: str | None = None,
 ) -> BaseBackend:
-    """The backend at ``base_url``. The last three arguments are for ``http://`` and ``https://``.
+    """The backend at ``base_url``. The other arguments are for ``http://`` and ``https://``.
 
     Our server receives whole programs, also over ``http://``. Another server, or ours with ``chat_template_name`` (role
-    markers as text), receives one ``/generate`` call per generation.
+    markers as text), receives one ``/generate`` call per generation. ``model``: one of the models of our server.
     """
     scheme = base_url.partition("://")[0]
     if scheme in ("tcp", "ipc"):
-        refused = {"api_key": api_key, "verify": verify, "chat_template_name": chat_template_name}
+        refused = {"api_key": api_key, "verify": verify, "chat_template_name": chat_template_name, "model": model}
         for name, value in refused.items():
             if value is not None:
                 raise InvalidRequest(f"{name}: a {scheme}:// runtime takes none; its model brings its own template")
@@ -43,7 +44,11 @@ def RuntimeEndpoint(
     if scheme in ("http", "https"):
         if chat_template_name is None:
             with contextlib.suppress(NotOurs):
-                return PhloemBackend(HttpClient(base_url, api_key=api_key, verify=verify))
+                return PhloemBackend(HttpClient(base_url, api_key=api_key, verify=verify, model=model))
+        if model is not None:
+            raise InvalidRequest(
+                f"model={model!r}: only a server of Phloem that gets whole programs has several models"
+            )
         return HttpBackend(base_url, api_key, verify, chat_template_name)
     raise InvalidRequest(f"{base_url!r}: must begin with http://, https://, tcp:// or ipc://")
 

@@ -89,6 +89,8 @@ async def _load(service: Service, name: str, path: str) -> None:
         raise errors.Unsupported(text, where="path")
     if name == service.model_name:
         raise errors.InvalidParams(f"{name!r} is the model's own name; choose another", where="name")
+    if name in service.other_names:
+        raise errors.InvalidParams(f"{name!r} is another model or a rule of this server; choose another", where="name")
     await asyncio.to_thread(service.client.load_adapter, name, path)
 
 

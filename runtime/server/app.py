@@ -10,7 +10,7 @@ import socket
 import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -42,6 +42,7 @@ from .openapi import answers, document, errors_as
 from .operator_routes import operator_routes
 from .page import page_routes
 from .program_routes import program_routes
+from .response_store import ResponseStore
 from .responses_routes import responses_routes
 from .service import Service, fault_response, json_response
 from .tenants import Account, Keys, Sender, presented_key, set_sender
@@ -95,6 +96,48 @@ def create_app(
     if not takes_adapters:  # else a tenant may have the name of an adapter that comes later
         keys.check_models((model_name, *client.welcome.adapters))
     metrics = ServerMetrics(keys)
+    app = model_app(
+        client,
+        tokenizer,
+        template,
+        model_name=model_name,
+        metrics=metrics,
+        max_body_bytes=max_body_bytes,
+        supervisor=supervisor,
+        store=ResponseStore(stored or StoreLimits()),
+        has_page=has_page,
+        tracer=tracer,
+        takes_adapters=takes_adapters,
+    )
+    add_document(app, app, needs_key=not keys.is_open)
+    add_gate(
+        app,
+        keys=keys,
+        metrics=metrics,
+        max_concurrent=max_concurrent,
+        hosts=hosts,
+        cors_origins=cors_origins,
+        tracer=tracer,
+    )
+    return app
+
+
+def model_app(
+    client: EngineClient,
+    tokenizer: Tokenizer | None,
+    template: ModelTemplate | None,
+    *,
+    model_name: str,
+    metrics: ServerMetrics,
+    max_body_bytes: int | None,
+    supervisor: Supervised | None,
+    store: ResponseStore,
+    has_page: bool,
+    tracer: Tracer | None,
+    takes_adapters: bool,
+    other_names: frozenset[str] = frozenset(),
+) -> FastAPI:
+    """The routes of one model, without a gate. ``app.state.service`` is its service."""
     service = Service(
         client=client,
         decoder_tokenizer=tokenizer,
@@ -106,34 +149,63 @@ def create_app(
         metrics=metrics,
         supervisor=supervisor,
         takes_adapters=takes_adapters,
+        other_names=other_names,
     )
+    app = app_of([service])
+    app.state.service = service
+    for router in _encoder_routers(service) if tokenizer is None else _decoder_routers(service, store, has_page):
+        app.include_router(router, responses=errors_as(a.Error))
+    if tokenizer is not None:
+        app.include_router(anthropic_routes(service), responses=errors_as(a.MessagesError))
+    return app
+
+
+def app_of(services: Sequence[Service]) -> FastAPI:
+    """An application without routes, which closes ``services``. ``app.state.end_answers`` ends what they answer."""
+
+    def end_answers() -> None:
+        for service in services:
+            service.bridge.close()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        service.bridge.close()
-        service.threads.shutdown(wait=False, cancel_futures=True)
+        end_answers()
+        for service in services:
+            service.threads.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(openapi_url=None, lifespan=lifespan)
-    app.state.service = service
-    for router in _encoder_routers(service) if tokenizer is None else _decoder_routers(service, stored, has_page):
-        app.include_router(router, responses=errors_as(a.Error))
-    if tokenizer is not None:
-        app.include_router(anthropic_routes(service), responses=errors_as(a.MessagesError))
+    app.state.end_answers = end_answers
+    app.add_exception_handler(errors.PhloemError, _on_phloem_error)
+    app.add_exception_handler(faults.HttpError, _on_http_error)
+    app.add_exception_handler(HTTPException, _on_routing_error)
+    app.add_exception_handler(RequestValidationError, _on_wrong_query)
+    return app
+
+
+def add_document(app: FastAPI, described_app: FastAPI, *, needs_key: bool) -> None:
+    """``/openapi.json`` of the routes of ``described_app``."""
 
     @functools.cache
     def described() -> dict[str, Any]:
-        return document(app, version=service.version, needs_key=not keys.is_open)
+        return document(described_app, version=importlib.metadata.version("phloem"), needs_key=needs_key)
 
     @app.get("/openapi.json", responses=answers(dict[str, Any]) | errors_as(a.Error))
     async def openapi_json() -> Response:
         """This document."""
         return json_response(await asyncio.to_thread(described))
 
-    app.add_exception_handler(errors.PhloemError, _on_phloem_error)
-    app.add_exception_handler(faults.HttpError, _on_http_error)
-    app.add_exception_handler(HTTPException, _on_routing_error)
-    app.add_exception_handler(RequestValidationError, _on_wrong_query)
+
+def add_gate(
+    app: FastAPI,
+    *,
+    keys: Keys,
+    metrics: ServerMetrics,
+    max_concurrent: int,
+    hosts: Collection[str],
+    cors_origins: Collection[str],
+    tracer: Tracer | None,
+) -> None:
     app.add_middleware(Gate, keys=keys, hosts=hosts, metrics=metrics, max_concurrent=max_concurrent, tracer=tracer)
     if cors_origins:  # outside the gate: a browser's preflight carries no key
         app.add_middleware(
@@ -143,18 +215,17 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
-    return app
 
 
 def _encoder_routers(service: Service) -> list[APIRouter]:
     return [encoder_routes(service), info_routes(service), operator_routes(service)]
 
 
-def _decoder_routers(service: Service, stored: StoreLimits | None, has_page: bool) -> list[APIRouter]:
+def _decoder_routers(service: Service, store: ResponseStore, has_page: bool) -> list[APIRouter]:
     return [
         openai_routes(service),
         adapter_routes(service),
-        responses_routes(service, stored or StoreLimits()),
+        responses_routes(service, store),
         native_routes(service),
         info_routes(service),
         operator_routes(service),
@@ -397,8 +468,7 @@ def run_app(
         server_header=False,
         **_tls_options(tls),
     )
-    service: Service = app.state.service
-    asyncio.run(_Server(config, ready, is_over, service.bridge.close).serve(sockets=[listener]))
+    asyncio.run(_Server(config, ready, is_over, app.state.end_answers).serve(sockets=[listener]))
 
 
 def _tls_options(tls: Tls | None) -> dict[str, Any]:

@@ -13,18 +13,21 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ... import processor
 from ...cluster.restarts import RestartPolicy
 from ...cluster.supervisor import Supervising, Supervisor
 from ...protocol.errors import InvalidRequest, PhloemError
+from ...protocol.model_rules import ModelRule, check_rules
 from ...protocol.ops import AnyOp
 from ..config import ConnectionLimits, EngineConfig, Progress, StoreLimits
 from ..encoder.config import is_encoder
@@ -34,6 +37,8 @@ from .tenants import Keys
 from .tracing import Tracer
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from ..tokenizer import ModelTemplate, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -49,6 +54,8 @@ def serve(
     max_concurrent: int = 0,
     tls: Tls | None = None,
     model_name: str | None = None,
+    others: Mapping[str, EngineConfig] | None = None,
+    rules: Mapping[str, ModelRule] | None = None,
     cors_origins: Collection[str] = (),
     replicas: int = 1,
     policy: RestartPolicy | None = None,
@@ -67,8 +74,10 @@ def serve(
     stored responses. ``policy`` says when an engine is restarted and how often.
     ``supervise`` makes what keeps the engines alive, with the arguments of ``Supervisor``.
     Raises a PhloemError when the address, the model or the configuration cannot be used, and EngineLost when every
-    replica has failed.
+    replica of a model has failed.
     ``key_file``: instead of ``api_key``, keys and limits of several tenants; SIGHUP lets the server read it again.
+    ``others``: more models to serve, by name, after the one of ``config``; each has its own engines, and the engines of
+    one model start after those of another. ``rules``: between the models; they may name adapters.
     ``max_concurrent``: requests that are answered at once, 0: any number. ``tls``: answers HTTPS alone. ``has_page``:
     whether ``/`` shows the page. ``tracer``: makes the spans of requests; the caller closes it.
     """
@@ -76,6 +85,12 @@ def serve(
         raise InvalidRequest("there are a key file and an API key; give one of them (see $PHLOEM_API_KEY)")
     keys = Keys.of_file(key_file) if key_file is not None else Keys.of_one(api_key) if api_key is not None else Keys({})
     failures: list[PhloemError] = []
+    own_name = model_name or name_of(config.model)
+    if own_name in (others or {}):
+        raise InvalidRequest(f"{own_name!r} is the name of two models; give each its own, as NAME=MODEL")
+    configs = shared_out({own_name: config, **(others or {})}, replicas=replicas)
+    rules = rules or {}
+    check_rules(rules, [name for own, one in configs.items() for name in (own, *one.adapters)])
     with (
         listen(host, port) as listener,
         contextlib.suppress(KeyboardInterrupt),
@@ -85,42 +100,37 @@ def serve(
     ):
         if not is_loopback(listener) and keys.is_open:
             logger.warning("%s can be reached from other machines and asks for no API key", url_of(listener, tls))
-        path = resolve_model(config.model)
-        loading = beside.submit(_load_front, path)
-        if is_encoder(path):
-            config = msgspec.structs.replace(config, prefix_cache=False)  # replicas publish no cached prefixes
+        paths = {name: resolve_model(one.model) for name, one in configs.items()}
+        loading = {name: beside.submit(_load_front, path) for name, path in paths.items()}
+        with contextlib.ExitStack() as stack:
+            has_decoder = not all(map(is_encoder, paths.values()))
+            supervisors: dict[str, Supervising] = {}
+            for name, one in configs.items():
+                supervisor = supervise(
+                    _as_encoder(one, beside_decoders=has_decoder) if is_encoder(paths[name]) else one,
+                    tokenize=partial(_tokens_of, loading[name]),
+                    replicas=replicas,
+                    policy=policy,
+                    progress=progress,
+                    on_failed=failures.append,
+                )
+                supervisors[name] = stack.enter_context(supervisor)
+            from .app import run_app
 
-        def tokens_of(ops: Sequence[AnyOp]) -> list[int]:
-            from ...cluster.prompts import first_prompt  # tokenizers load beside the engine, not before it
-
-            tokenizer = loading.result().tokenizer
-            return [] if tokenizer is None else first_prompt(ops, tokenizer)
-
-        with supervise(
-            config,
-            tokenize=tokens_of,
-            replicas=replicas,
-            policy=policy,
-            progress=progress,
-            on_failed=failures.append,
-        ) as supervisor:
-            front = loading.result()
-            app = front.http.create_app(
-                supervisor.fleet,
-                front.tokenizer,
-                front.template,
-                model_name=model_name or _name_of(config.model),
+            app = _make_app(
+                supervisors,
+                {name: coming.result() for name, coming in loading.items()},
+                rules,
                 keys=keys,
                 max_concurrent=max_concurrent,
                 hosts=() if not keys.is_open or not is_loopback(listener) else (host, *LOOPBACK_NAMES),
                 cors_origins=cors_origins,
-                supervisor=supervisor,
                 stored=stored,
                 has_page=has_page,
                 tracer=tracer,
                 takes_adapters=bool(config.adapter_folder),
             )
-            front.http.run_app(
+            run_app(
                 app,
                 listener,
                 on_ready,
@@ -133,26 +143,86 @@ def serve(
     return 0
 
 
+def shared_out(configs: Mapping[str, EngineConfig], *, replicas: int) -> dict[str, EngineConfig]:
+    """The configurations of several models on one machine: on a CPU each engine has its part of the cores.
+
+    Raises InvalidRequest for what only one of them could have.
+    """
+    if len(configs) == 1:
+        return dict(configs)
+    found = {}
+    for name, config in configs.items():
+        if config.adapters:
+            text = f"adapter {next(iter(config.adapters))!r}: it fits one of {len(configs)} models"
+            raise InvalidRequest(f"{text}; load it with POST /v1/adapters?model=NAME, below --adapter-folder")
+        if config.cache_events_url:
+            text = f"cache_events_url={config.cache_events_url!r}: {len(configs)} models cannot publish at one address"
+            raise InvalidRequest(f"{text}; leave it out", where="cache_events_url")
+        if not config.num_threads and config.device.startswith("cpu"):
+            engines = len(configs) * replicas * max(1, config.num_ranks)
+            config = msgspec.structs.replace(config, num_threads=max(1, processor.num_cores() // engines))
+        found[name] = config
+    return found
+
+
+# The engine's options that an encoder shares with the decoders beside it; the others are meant for those.
+_OF_ENCODERS_TOO = ("model", "device", "max_waiting", "num_threads", "cpu_isa", "client_timeout_s", "log_level")
+
+
+def _as_encoder(config: EngineConfig, *, beside_decoders: bool) -> EngineConfig:
+    """It publishes no cached prefixes."""
+    if beside_decoders:
+        config = EngineConfig(**{name: getattr(config, name) for name in _OF_ENCODERS_TOO})
+    return msgspec.structs.replace(config, prefix_cache=False)
+
+
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """The parts of the server that load beside the engine. ``http`` is the module of the application.
-
-    ``tokenizer`` is None where the model is an encoder, whose engine tokenizes its texts.
+    """The parts of the server that load beside the engine. Both are None where the model is an encoder, whose engine
+    tokenizes its texts.
     """
 
-    http: ModuleType
     tokenizer: Tokenizer | None
     template: ModelTemplate | None
 
 
 def _load_front(path: Path) -> _Front:
     from ..tokenizer import load_chat_template, load_tokenizer
-    from . import app
+    from . import app  # noqa: F401  # which takes as long as all the rest
 
     if is_encoder(path):
-        return _Front(app, None, None)
+        return _Front(None, None)
     tokenizer = load_tokenizer(path)
-    return _Front(app, tokenizer, load_chat_template(path, tokenizer))
+    return _Front(tokenizer, load_chat_template(path, tokenizer))
+
+
+def _tokens_of(loading: Future[_Front], ops: Sequence[AnyOp]) -> list[int]:
+    from ...cluster.prompts import first_prompt  # tokenizers load beside the engine, not before it
+
+    tokenizer = loading.result().tokenizer
+    return [] if tokenizer is None else first_prompt(ops, tokenizer)
+
+
+def _make_app(
+    supervisors: Mapping[str, Supervising],
+    fronts: Mapping[str, _Front],
+    rules: Mapping[str, ModelRule],
+    **options: Any,
+) -> FastAPI:
+    from .app import create_app
+    from .models_app import ServedModel, create_models_app
+
+    if len(supervisors) == 1 and not rules:
+        [(name, supervisor)] = supervisors.items()
+        front = fronts[name]
+        return create_app(
+            supervisor.fleet, front.tokenizer, front.template, model_name=name, supervisor=supervisor, **options
+        )
+    models = [
+        ServedModel(name, supervisor.fleet, fronts[name].tokenizer, fronts[name].template, supervisor)
+        for name, supervisor in supervisors.items()
+    ]
+    return create_models_app(models, rules, **options)
 
 
 @contextlib.contextmanager
@@ -185,6 +255,6 @@ def _reload_by_signal(keys: Keys) -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-def _name_of(model: str) -> str:
+def name_of(model: str) -> str:
     """The model's name for clients: an alias or hub name as it is, of a path the last part."""
     return Path(model).name if os.path.exists(model) else model

@@ -8,8 +8,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from ...cluster.supervisor import Replica
+from ...protocol.model_rules import Savings
 from .jobs import Result, RunningJob
 from .tenants import Keys, sender_of_request
 
@@ -18,12 +20,18 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 
 class ServerMetrics:
-    """``keys``: whose tenants are counted; their names are the label, so the number of rows is the key file's."""
+    """``keys``: whose tenants are counted; their names are the label, so the number of rows is the key file's.
 
-    def __init__(self, keys: Keys) -> None:
+    ``savings``: of the rules between the server's models, where it has several.
+    """
+
+    def __init__(self, keys: Keys, savings: Savings | None = None) -> None:
         self._registry = CollectorRegistry()
+        self._savings = savings
         registry = self._registry
         registry.register(_Tenants(keys))
+        if savings is not None:
+            registry.register(_Rules(savings))
         self.responses = Counter(
             "phloem_http_responses", "Responses by route and status.", ("route", "status"), registry=registry
         )
@@ -67,6 +75,8 @@ class ServerMetrics:
             self._generated.inc(sum(generated))
             if max(generated) > 1:
                 self._per_token.observe(result.meta.decode_s / (max(generated) - 1))
+                if self._savings is not None and sender is not None:
+                    self._savings.add_speed(sender.model, tokens=max(generated) - 1, seconds=result.meta.decode_s)
             if sender is not None:
                 sender.prompt_tokens += result.meta.prompt_tokens
                 sender.completion_tokens += sum(generated)
@@ -101,8 +111,10 @@ class ServerMetrics:
         )
         lines: dict[str, list[str]] = {}
         for replica, engine in plain.items():
+            model, number = split_name(replica)
+            labels = f'model="{model}",replica="{number}"' if model else f'replica="{number}"'
             for name, value in _flat("phloem_engine", engine):
-                lines.setdefault(name, []).append(f'{name}{{replica="{replica}"}} {float(value)!r}\n')
+                lines.setdefault(name, []).append(f"{name}{{{labels}}} {float(value)!r}\n")
         for name, value in _flat("phloem_fleet", {k: v for k, v in (fleet or {}).items() if k != "placements"}):
             lines.setdefault(name, []).append(f"{name} {float(value)!r}\n")
         untyped = "".join(f"# TYPE {name} untyped\n{''.join(lines[name])}" for name in sorted(lines))
@@ -155,6 +167,11 @@ class _Labelled(Collector):
         self._placements = placements
 
     def collect(self) -> Iterator[Metric]:
+        for family in self._families():
+            family.samples = [_with_model(sample) for sample in family.samples]
+            yield family
+
+    def _families(self) -> Iterator[Metric]:
         name, text = "phloem_engine_queue_seconds", "From a sequence's arrival to its first step."
         waits = HistogramMetricFamily(name, text, labels=("replica",))
         for replica, queue in self._queues.items():
@@ -194,6 +211,48 @@ class _Labelled(Collector):
         for reason, count in self._placements.items():
             placements.add_metric((reason,), count)
         yield placements
+
+
+class _Rules(Collector):
+    """What rules have chosen and saved."""
+
+    def __init__(self, savings: Savings) -> None:
+        self._savings = savings
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("rule", "model", "reason")
+        routed = CounterMetricFamily("phloem_routed", "Answers by rule, model and the rule's reason.", labels=labels)
+        cheap = CounterMetricFamily(
+            "phloem_routed_cheap_tokens", "Tokens of the cheap model's answers, by rule.", labels=("rule",)
+        )
+        dropped = CounterMetricFamily(
+            "phloem_routed_dropped_tokens", "Those of its answers that failed the check.", labels=("rule",)
+        )
+        saved = GaugeMetricFamily(
+            "phloem_routed_saved_seconds_estimate",
+            "Cheap tokens times the difference of the models' decode seconds of a token, minus the dropped answers.",
+            labels=("rule",),
+        )
+        for rule, counts in self._savings.report().items():
+            for (model, reason), count in counts.answered.items():
+                routed.add_metric((rule, model, reason), count)
+            cheap.add_metric((rule,), counts.cheap_tokens)
+            dropped.add_metric((rule,), counts.dropped_tokens)
+            if counts.saved_s is not None:
+                saved.add_metric((rule,), counts.saved_s)
+        yield from (routed, cheap, dropped, saved)
+
+
+def split_name(replica: str) -> tuple[str, str]:
+    """The model and the number of ``small/0``; a server of one model has replicas without its name."""
+    model, _, number = replica.rpartition("/")
+    return model, number
+
+
+def _with_model(sample: Sample) -> Sample:
+    """The name of a replica as two labels, where it has its model's name."""
+    model, number = split_name(sample.labels.get("replica", ""))
+    return sample._replace(labels={"model": model, **sample.labels, "replica": number}) if model else sample
 
 
 _USAGE = {

@@ -42,12 +42,12 @@ def add_models(router: APIRouter, service: Service) -> None:
     @router.get("/v1/models", responses=answers(a.ModelList))
     async def models() -> Response:
         """The model and its adapters, as far as the caller may use them."""
-        return json_response({"object": "list", "data": [_model(service, name) for name in service.model_names()]})
+        return json_response({"object": "list", "data": [model_card(service, name) for name in service.model_names()]})
 
     @router.get("/v1/models/{name:path}", responses=answers(a.ModelCard))
     async def model(name: str) -> Response:
         """The model or one of its adapters."""
-        return json_response(_model(service, service.adapter_of(name) or service.model_name))
+        return json_response(model_card(service, service.adapter_of(name) or service.model_name))
 
 
 def _add_chat(router: APIRouter, service: Service) -> None:
@@ -152,7 +152,8 @@ def _text_of(prompt: str | list[int], service: Service) -> str:
     return prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt, skip_special=False)
 
 
-def _model(service: Service, name: str) -> dict[str, Any]:
+def model_card(service: Service, name: str) -> dict[str, Any]:
+    """What `/v1/models` says of the model or an adapter."""
     return {
         "id": name,
         "object": "model",

@@ -4,13 +4,14 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter, Response
 
 from ...cluster.supervisor import Replica, Supervised
 from ...protocol import errors
 from . import answers as a
+from .metrics import ServerMetrics, split_name
 from .openapi import answers, texts
 from .query import Switch
 from .service import Service, json_response
@@ -20,7 +21,34 @@ HEALTH_TIMEOUT_S = 5.0  # an engine that has not answered for longer is not read
 QUERY_TIMEOUT_S = 4.0  # a page shows the replicas that answer within it; Prometheus waits 10 s for a page
 
 
+class Operated(Protocol):
+    """What these routes show: the models of a server, or one, which is a ``Service``."""
+
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def metrics(self) -> ServerMetrics: ...
+    @property
+    def supervisor(self) -> Supervised | None: ...
+    @property
+    def num_in_flight(self) -> int: ...
+    def ask_client(self, what: str, *, timeout_s: float = 10.0) -> Any: ...
+
+
 def operator_routes(service: Service) -> APIRouter:
+    """Of a server of one model."""
+    router = fleet_routes(service)
+
+    @router.get("/cache_nodes", responses=answers(dict[str, Any]))
+    async def cache_nodes(replica: str = "") -> Response:
+        """One engine's radix tree as a list of nodes, each after its parent."""
+        return json_response(await asyncio.to_thread(_cache_nodes, service, replica))
+
+    return router
+
+
+def fleet_routes(service: Operated) -> APIRouter:
+    """Of all engines of a server. Where it has several models, replica 0 of ``small`` is ``small/0``."""
     router = APIRouter()
 
     @router.get(
@@ -28,11 +56,12 @@ def operator_routes(service: Service) -> APIRouter:
         responses=answers(a.Health) | answers(a.Health, status=503, said="No engine answers; try again later."),
     )
     async def health() -> Response:
-        """Readiness: 200 while at least one engine answers, otherwise 503."""
-        ready, total = await _ready(service)
-        replicas = {"ready": ready, "total": total}
-        body = {"status": "ok" if ready else "unavailable", "live": True, "ready": ready > 0, "replicas": replicas}
-        return json_response(body, status=200 if ready else 503)
+        """Readiness: 200 while at least one engine of each model answers, otherwise 503."""
+        found = await _ready(service)
+        is_ready = all(ready for ready, _ in found)
+        replicas = {"ready": sum(ready for ready, _ in found), "total": sum(total for _, total in found)}
+        body = {"status": "ok" if is_ready else "unavailable", "live": True, "ready": is_ready, "replicas": replicas}
+        return json_response(body, status=200 if is_ready else 503)
 
     @router.get("/health/live", responses=answers(a.Live))
     async def live() -> Response:
@@ -46,7 +75,7 @@ def operator_routes(service: Service) -> APIRouter:
             raise errors.Unsupported("this server's engine is not supervised here; /metrics has its numbers")
         return json_response(await asyncio.to_thread(_fleet_page, service, service.supervisor))
 
-    @router.post("/fleet/drain/{replica}", status_code=202, responses=answers(dict[str, Any], status=202))
+    @router.post("/fleet/drain/{replica:path}", status_code=202, responses=answers(dict[str, Any], status=202))
     async def drain(replica: str, migrate: Switch = False) -> Response:
         """Take a replica out of service: no new programs; its engine stops once those that run have ended, or moved."""
         if service.supervisor is None:
@@ -58,11 +87,6 @@ def operator_routes(service: Service) -> APIRouter:
     async def engines() -> Response:
         """Of each engine its metrics, its last steps and its sequences; null where it does not answer in time."""
         return json_response(await asyncio.to_thread(_engines, service))
-
-    @router.get("/cache_nodes", responses=answers(dict[str, Any]))
-    async def cache_nodes(replica: str = "") -> Response:
-        """One engine's radix tree as a list of nodes, each after its parent."""
-        return json_response(await asyncio.to_thread(_cache_nodes, service, replica))
 
     @router.get("/usage", responses=answers(a.KeyUsage))
     async def usage() -> Response:
@@ -84,21 +108,25 @@ def is_ready(replica: Replica) -> bool:
     return replica.state == "ready" and replica.silent_s < HEALTH_TIMEOUT_S
 
 
-async def _ready(service: Service) -> tuple[int, int]:
-    """Replicas that answer, and all."""
+async def _ready(service: Operated) -> list[tuple[int, int]]:
+    """Of each model the replicas that answer, and all."""
     if service.supervisor is not None:
-        replicas = service.supervisor.replicas()
-        return sum(map(is_ready, replicas)), len(replicas)
+        found: dict[str, tuple[int, int]] = {}
+        for replica in service.supervisor.replicas():
+            model, _ = split_name(replica.name)
+            ready, total = found.get(model, (0, 0))
+            found[model] = ready + is_ready(replica), total + 1
+        return list(found.values())
     try:
-        await service.query("info", timeout_s=HEALTH_TIMEOUT_S)
+        await asyncio.to_thread(service.ask_client, "info", timeout_s=HEALTH_TIMEOUT_S)
     except errors.PhloemError:
-        return 0, 1
-    return 1, 1
+        return [(0, 1)]
+    return [(1, 1)]
 
 
-def _fleet_page(service: Service, supervisor: Supervised) -> dict[str, Any]:
+def _fleet_page(service: Operated, supervisor: Supervised) -> dict[str, Any]:
     engines = supervisor.metrics(timeout_s=QUERY_TIMEOUT_S)
-    report = service.client.query("fleet", timeout_s=QUERY_TIMEOUT_S)
+    report = service.ask_client("fleet", timeout_s=QUERY_TIMEOUT_S)
     replicas = [
         asdict(replica) | {"is_ready": is_ready(replica), "load": _load(engines.get(replica.name))}
         for replica in supervisor.replicas()
@@ -106,17 +134,17 @@ def _fleet_page(service: Service, supervisor: Supervised) -> dict[str, Any]:
     return {"model": service.model_name, **report, "replicas": replicas, "now_s": time.time()}
 
 
-def _ask(service: Service, what: str) -> dict[str, Any]:
+def _ask(service: Operated, what: str) -> dict[str, Any]:
     """The answers of the engines that answer in time, by replica."""
     if service.supervisor is not None:
         return service.supervisor.ask(what, timeout_s=QUERY_TIMEOUT_S)
     try:
-        return {"0": service.client.query(what, timeout_s=QUERY_TIMEOUT_S)}
+        return {"0": service.ask_client(what, timeout_s=QUERY_TIMEOUT_S)}
     except errors.EngineLost:
         return {}
 
 
-def _engines(service: Service) -> dict[str, Any]:
+def _engines(service: Operated) -> dict[str, Any]:
     metrics, batches = _ask(service, "metrics"), _ask(service, "batch")
     replicas = [] if service.supervisor is None else service.supervisor.replicas()
     names = [replica.name for replica in replicas] or ["0"]
@@ -126,7 +154,7 @@ def _engines(service: Service) -> dict[str, Any]:
             for name in names
         },
         "replicas": [asdict(replica) | {"load": _load(metrics.get(replica.name))} for replica in replicas],
-        "requests_in_flight": service.bridge.num_in_flight,
+        "requests_in_flight": service.num_in_flight,
         "now_s": time.time(),
     }
 
@@ -161,15 +189,15 @@ def _load(engine: Mapping[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _metrics_text(service: Service) -> bytes:
+def _metrics_text(service: Operated) -> bytes:
     supervisor = service.supervisor
     if supervisor is None:
         try:
-            return service.metrics.text({"0": service.client.query("metrics")})
+            return service.metrics.text({"0": service.ask_client("metrics")})
         except errors.PhloemError:
             return service.metrics.text({"0": None})
     replicas = supervisor.replicas()
     engines: dict[str, Any] = {replica.name: None for replica in replicas}
     engines |= supervisor.metrics(timeout_s=QUERY_TIMEOUT_S)
-    report = service.client.query("fleet", timeout_s=QUERY_TIMEOUT_S)
+    report = service.ask_client("fleet", timeout_s=QUERY_TIMEOUT_S)
     return service.metrics.text(engines, replicas=replicas, fleet=report)

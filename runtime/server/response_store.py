@@ -16,11 +16,12 @@ from .conversation import Written
 class StoredResponse:
     """``owner``: the digest of the key that may read it. ``messages``: the conversation, the answer included.
 
-    ``written``: the tokens of that conversation, by which the next response finds them in the cache.
+    ``written``: the tokens of that conversation, by which the next response of ``model`` finds them in the cache.
     """
 
     id: str
     owner: bytes
+    model: str
     body: bytes
     messages: list[dict[str, Any]]
     written: Written
@@ -39,6 +40,10 @@ class ResponseStore:
         self._lock = threading.Lock()
         self._kept: dict[str, tuple[float, int, StoredResponse]] = {}  # by id, oldest first: its end, its size
         self._size_bytes = 0
+
+    @property
+    def keeps_any(self) -> bool:
+        return self._limits.max_count > 0
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -10,7 +10,6 @@ import pydantic
 from fastapi import APIRouter, Request, Response
 
 from ...protocol import errors
-from ..config import StoreLimits
 from . import answers as a
 from .conversation import Chat
 from .faults import Fault, HttpError
@@ -25,11 +24,10 @@ from .service import Service, json_response
 from .tenants import presented_key
 
 
-def responses_routes(service: Service, limits: StoreLimits) -> APIRouter:
+def responses_routes(service: Service, store: ResponseStore) -> APIRouter:
     router = APIRouter()
     welcome = service.client.welcome
     model = Chat(service)
-    store = ResponseStore(limits)
 
     @router.post(
         "/v1/responses",
@@ -47,14 +45,16 @@ def responses_routes(service: Service, limits: StoreLimits) -> APIRouter:
         check_sampling(params, vocab_size=welcome.vocab_size, names={"max_tokens": "max_output_tokens"})
         params = with_logprobs(params, (request.top_logprobs or 0) if request.has_logprobs else None)
         before = found(request.previous_response_id, owner) if request.previous_response_id else None
-        messages, written = (before.messages, before.written) if before is not None else ([], None)
+        messages = [] if before is None else before.messages
+        # tokens of another model's answer mean nothing to this one, which reads its text
+        written = None if before is None or before.model != service.model_name else before.written
         conversation = request.continued(messages, written)
         is_stream = bool(request.stream)
         asked = model.ask(conversation, params, settings=request.settings(path, adapter=adapter), stream=is_stream)
         if request.has_logprobs and not asked.reader.is_plain:
             message = "include: log-probabilities are of answers that are text alone, without tools and reasoning"
             raise errors.Unsupported(message, where="include")
-        is_stored = request.store is not False and limits.max_count > 0
+        is_stored = request.store is not False and store.keeps_any
 
         def form_for(program: str) -> ResponseForm:
             def keep(response: dict[str, Any], result: Result) -> None:
@@ -63,7 +63,8 @@ def responses_routes(service: Service, limits: StoreLimits) -> APIRouter:
                     text, token_ids = result.texts[0], result.meta.candidates[0].token_ids
                     is_exact = service.tokenizer.decode(list(token_ids)) == text
                     kept = asked.written.with_answer(text, token_ids) if is_exact else asked.written
-                    store.put(StoredResponse(response["id"], owner, msgspec.json.encode(response), turns, kept))
+                    body = msgspec.json.encode(response)
+                    store.put(StoredResponse(response["id"], owner, service.model_name, body, turns, kept))
 
             return ResponseForm(
                 program,

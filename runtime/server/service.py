@@ -45,6 +45,7 @@ class Service:
     metrics: ServerMetrics
     supervisor: Supervised | None = None
     takes_adapters: bool = False  # while it runs, from a folder that the engine knows
+    other_names: frozenset[str] = frozenset()  # of what this server serves beside the model, which no adapter may have
     started_s: float = field(default_factory=time.time)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="requests"))
 
@@ -66,7 +67,9 @@ class Service:
 
     def adapter_of(self, name: str | None, *, where: str = "model") -> str:
         """The adapter that a request's field ``where`` names; empty: the model itself."""
-        names = self.model_names()
+        names, sender = self.model_names(), sender_of_request()
+        if sender is not None and sender.alias is not None and name in (None, sender.alias.named):
+            name = sender.alias.model
         if name is None or (name == self.model_name and name in names):
             return ""
         if name not in names:
@@ -79,9 +82,17 @@ class Service:
         names, sender = (self.model_name, *self.client.adapters), sender_of_request()
         return names if sender is None else tuple(filter(sender.account.may_use, names))
 
+    @property
+    def num_in_flight(self) -> int:
+        return self.bridge.num_in_flight
+
+    def ask_client(self, what: str, *, timeout_s: float = 10.0) -> Any:
+        """The engine's answer, or for "fleet" the client's own. Blocks the thread."""
+        return self.client.query(what, timeout_s=timeout_s)
+
     async def query(self, what: str, *, timeout_s: float = 10.0) -> Any:
-        """The engine's answer. Waits on a thread, which is too costly for requests that generate."""
-        return await asyncio.to_thread(self.client.query, what, timeout_s=timeout_s)
+        """``ask_client`` on a thread, which is too costly for requests that generate."""
+        return await asyncio.to_thread(self.ask_client, what, timeout_s=timeout_s)
 
     async def respond(
         self, request: Request, model: type[RequestModel], respond: Callable[[RequestModel], Result]
@@ -111,20 +122,28 @@ class Service:
 
     async def read_body(self, request: Request) -> bytes:
         """The JSON body, unparsed, of at most ``max_body_bytes``."""
-        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if content_type != "application/json":
-            message = f"content-type is {content_type or 'missing'}; send application/json"
+        if (kind := content_type_of(request)) != "application/json":
+            message = f"content-type is {kind or 'missing'}; send application/json"
             raise HttpError(Fault(415, message, code="unsupported_media_type"))
-        body = bytearray()
-        try:
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > self.max_body_bytes:
-                    message = f"the body is larger than this server's limit of {self.max_body_bytes:,} bytes"
-                    raise HttpError(Fault(413, message, code="body_too_large"))
-        except ClientDisconnect:
-            raise errors.Cancelled("the client has disconnected") from None
-        return bytes(body)
+        return await read_bytes(request, self.max_body_bytes)
+
+
+def content_type_of(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_bytes(request: Request, most: int) -> bytes:
+    """The body, of at most ``most`` bytes. Raises Cancelled where the client leaves before its end."""
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                message = f"the body is larger than this server's limit of {most:,} bytes"
+                raise HttpError(Fault(413, message, code="body_too_large"))
+    except ClientDisconnect:
+        raise errors.Cancelled("the client has disconnected") from None
+    return bytes(body)
 
 
 async def unless_disconnected(coming: asyncio.Future[Result], receive: Receive) -> Result:

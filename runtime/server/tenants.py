@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -394,11 +394,19 @@ def presented_key(headers: Mapping[bytes, bytes]) -> bytes:
     return key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
 
 
+class NamedModel(NamedTuple):
+    """``named``: what a request says, and ``model`` what it means by that: a model of this server, or an adapter."""
+
+    named: str
+    model: str
+
+
 @dataclass(slots=True)
 class Sender:
     """Of one HTTP request. The tokens are those of its generations that have ended.
 
-    ``trace``: the request's span, or, where the server makes none, the caller's.
+    ``trace``: the request's span, or, where the server makes none, the caller's. ``model``: whose engines answer, where
+    the server has several; ``alias``: what the request names, there.
     """
 
     account: Account
@@ -406,6 +414,8 @@ class Sender:
     trace: TraceContext | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    model: str = ""
+    alias: NamedModel | None = None
 
 
 _sender: ContextVar[Sender | None] = ContextVar("sender", default=None)

@@ -8,7 +8,7 @@ from phloem.runtime.server.response_store import ResponseStore, StoredResponse
 
 
 def response(id: int, size: int, owner: bytes = b"me") -> StoredResponse:
-    return StoredResponse(f"resp_{id}", owner, b"x" * size, [], Written(["p"]))
+    return StoredResponse(f"resp_{id}", owner, "string", b"x" * size, [], Written(["p"]))
 
 
 class Clock:

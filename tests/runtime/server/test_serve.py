@@ -283,13 +283,23 @@ def test_a_real_model_chats_streams_caches_and_follows_schemas(smollm2_path):
 
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
-def test_an_encoder_s_folder_is_served(tmp_path):
-    with process(make_encoder(tmp_path)) as started:
-        url = address(started)
-        found = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0).embeddings.create(
-            model="under-test", input=["the cat", "the tree"]
-        )
+def test_an_encoder_is_served_beside_a_decoder_with_rules(tiny_model_path, tmp_path):
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[auto]\ncheap = "chat"\nstrong = "vectors"\nwhen.longer_than_chars = 100\n')
+    models = [f"chat={tiny_model_path}", f"vectors={make_encoder(tmp_path / 'encoder')}"]
+    command = [sys.executable, "-m", "phloem", "serve", *models, "--rules", str(rules), "--port", "0"]
+    with running([*command, "--num-threads", "1", "--num-slots", "2048"]) as started:
+        url = re.search(r"http://[\d.:]+", address(started))[0]
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        found = client.embeddings.create(model="vectors", input=["the cat", "the tree"])
         assert [len(entry.embedding) for entry in found.data] == [48, 48] and found.usage.prompt_tokens == 8
-        assert httpx.get(f"{url}/fleet").json()["replicas"][0]["is_ready"] is True
+        answer = client.chat.completions.create(model="auto", messages=HELLO, max_tokens=4)
+        assert (answer.model, answer.usage.completion_tokens) == ("chat", 4)
+        replicas = httpx.get(f"{url}/fleet").json()["replicas"]
+        assert [(replica["name"], replica["is_ready"]) for replica in replicas] == [
+            ("chat/0", True),
+            ("vectors/0", True),
+        ]
+        assert 'phloem_routed_total{model="chat",reason="cheap",rule="auto"} 1.0' in httpx.get(f"{url}/metrics").text
         started.send_signal(signal.SIGTERM)
         assert started.wait(timeout=300) == 0
