@@ -8,11 +8,12 @@
     python -m benchmarks.constrained --data schemas.jsonl --budgets    # do answers end within drawn max_tokens?
 
 ``--data``: one JSON a line with ``id``, ``text`` (a schema) and ``tests`` ([{text, valid}]), as JSONSchemaBench and
-MaskBench have them. ``--suite``: a folder of the JSON-Schema-Test-Suite. A valid instance has to be allowed token by
-token and to end, else it counts as *over*-constrained; an invalid one has to be refused somewhere, else as *under*.
+MaskBench have them. ``--suite``: folders of the JSON-Schema-Test-Suite, such as ``tests/draft4`` or, with ``--format
+enforce``, ``tests/draft7/optional/format``. A valid instance has to be allowed token by token and to end, else it
+counts as *over*-constrained; an invalid one has to be refused somewhere, else as *under*.
 Times are of the thread, less what reading its clock costs. Each text is walked twice. *First* are all masks of the
 first walk, in the order of the text, also those that an earlier text or place has made; *seen* are those of the second
-walk. Accepts are timed in the first walk. Each schema's slowest mask and slowest accept are kept with the text before
+walk. Each schema's slowest mask and slowest accept are kept with the text before
 them; the slowest of all schemas are printed. ``--peers`` measures llguidance and xgrammar in the same way, where they
 are installed.
 """
@@ -113,6 +114,12 @@ def _clock_cost_ns() -> int:
 
 CLOCK_COST_NS = _clock_cost_ns()
 SLOW_MS = (1, 2, 5, 10, 100)
+DIALECTS = {
+    "draft4": "http://json-schema.org/draft-04/schema#",
+    "draft6": "http://json-schema.org/draft-06/schema#",
+    "draft7": "http://json-schema.org/draft-07/schema#",
+    "draft2019-09": "https://json-schema.org/draft/2019-09/schema",
+}  # by folder of the suite; 2020-12 is the dialect of schemas that name none
 
 
 def walk(make: Callable[[], Walker], tokens: list[int], masks_us: list[float], accepts_us: list[float]) -> bool:
@@ -188,10 +195,15 @@ def bench_cases(path: Path, limit: int) -> Iterator[Case]:
 
 
 def suite_cases(folder: Path) -> Iterator[Case]:
+    """The tests of a folder; schemas that do not name their dialect have the one that the folder's path names."""
+    uri = next((uri for draft, uri in DIALECTS.items() if draft in folder.parts), None)
     for path in sorted(folder.glob("*.json")):
         for group in json.loads(path.read_text()):
             tests = [(json.dumps(t["data"], ensure_ascii=False), t["valid"]) for t in group["tests"]]
-            yield f"{path.stem}: {group['description']}", "json_schema", json.dumps(group["schema"]), tests
+            schema = group["schema"]
+            if uri is not None and isinstance(schema, dict):
+                schema = {"$schema": uri, **schema}
+            yield f"{path.stem}: {group['description']}", "json_schema", json.dumps(schema), tests
 
 
 def own_cases() -> Iterator[Case]:
@@ -211,7 +223,10 @@ def explain(vocabulary: Vocabulary, wrong: list[Wrong], options: dict[str, str])
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="schemas and instances, one JSON a line")
-    parser.add_argument("--suite", type=Path, help="folder of the JSON-Schema-Test-Suite")
+    parser.add_argument("--suite", type=Path, nargs="+", default=[], help="folders of the JSON-Schema-Test-Suite")
+    parser.add_argument(
+        "--format", default="annotate", choices=["annotate", "enforce"], help="format in --suite (default: annotate)"
+    )
     parser.add_argument("--model", default="smollm2", help="whose tokens (default: smollm2)")
     parser.add_argument("--order", default="any", choices=["any", "schema"], help="property order (default: any)")
     parser.add_argument("--limit", type=int, default=1 << 30, help="at most so many schemas of --data")
@@ -248,8 +263,9 @@ def main() -> None:
     given = {"whitespace": "flexible", "numbers": "any"}  # texts that others wrote
     if args.data:
         sets["data"] = list(bench_cases(args.data, args.limit)), {"property_order": args.order, **given}
-    if args.suite:
-        sets["suite"] = list(suite_cases(args.suite)), {"property_order": "any", "format": "annotate", **given}
+    for folder in args.suite:
+        name = "suite" if len(args.suite) == 1 else f"suite {folder}"
+        sets[name] = list(suite_cases(folder)), {"property_order": "any", "format": args.format, **given}
     figures: dict[str, Any] = header()
     for engine in engines(tokenizer, args.peers):
         for title, report in measure_sets(engine, sets, tokenizer, details=args.details, slowest=args.slowest):

@@ -204,10 +204,7 @@ class Document:
         return found
 
     def _resolve(self, reference: str, place: Place, key: str) -> Place:
-        if reference.startswith("#"):
-            url, fragment = place.base, reference[1:]
-        else:
-            url, fragment = urldefrag(urljoin(place.base, reference))
+        url, fragment = _joined(place.base, reference)
         fragment = unquote(fragment)
         target = self._resource(url)
         if target is None:
@@ -280,7 +277,15 @@ def _own(place: Place) -> Place:
     found = _id(schema, dialect)
     if found is None or (dialect.ref_stands_alone and "$ref" in schema):
         return place
-    return Place(schema, place.pointer, urldefrag(urljoin(place.base, found)).url, place.scope, dialect)
+    return Place(schema, place.pointer, _joined(place.base, found)[0], place.scope, dialect)
+
+
+def _joined(base: str, reference: str) -> tuple[str, str]:
+    """The URI and the fragment that a reference leads to. ``urljoin`` joins nothing to a ``urn:``."""
+    if reference.startswith("#"):
+        return base, reference[1:]
+    url, fragment = urldefrag(urljoin(base, reference))
+    return url, fragment
 
 
 def _id(schema: Json, dialect: Dialect) -> str | None:

@@ -82,3 +82,13 @@ def test_a_dynamic_reference_leads_to_the_outermost_anchor() -> None:
 def test_parts_that_are_no_schemas_are_refused(schema: object, says: str) -> None:
     with pytest.raises(GrammarError, match=re.escape(says)):
         Document(schema)
+
+
+def test_a_named_schema_of_a_document_with_a_urn_is_found() -> None:
+    uri = "urn:uuid:deadbeef-1234-ff00-00ff-4321feebdaed"
+    dialect = "http://json-schema.org/draft-07/schema#"
+    root = {"$schema": dialect, "$id": uri, "definitions": {"a": {"$id": "#something", "type": "string"}}}
+    document = Document(root)
+    for reference in (f"{uri}#something", "#something"):
+        place = Place({"$ref": reference}, "#/here", document.root_place.base)
+        assert document.resolve(place, "$ref").pointer == "#/definitions/a"
