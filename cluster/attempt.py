@@ -67,6 +67,7 @@ class Run:
         "booking",
         "call",
         "deliver",
+        "hands_off",
         "history_tokens",
         "is_cancelled",
         "is_suspect",
@@ -97,6 +98,7 @@ class Run:
         self.num_made = 0  # tokens of output since its work was booked
         self.accepted_s: float | None = None
         self.is_cancelled = self.is_suspect = False
+        self.hands_off = False  # its engine computes its prompt only
         self.avoided = ""
         self.backoff_s = self.not_before_s = self.waiting_s = self.trial_s = 0.0
         self.lost: PhloemError | None = None

@@ -63,7 +63,6 @@ from ..protocol.program_call import ProgramCall
 from .attempt import Attempt, AttemptWatch, Member, Run
 from .cache_watch import CacheWatch
 from .journal import NONE_DRAWN, Journal, size_of
-from .loads import Booking
 from .migrate import Copying, Migrated, Migrations, Move
 from .pins import KeptPin, KeptPins, ops_of_pin
 from .placer import Placed, Placer
@@ -475,7 +474,8 @@ class FleetClient:
         found = self._find(run, place)
         if found is None:
             return None
-        engine, run.booking = found
+        engine, placed = found
+        run.booking, run.hands_off = placed.booking, placed.reason == "prefill"
         with self._lock:
             engine.runs.add(run)
             if run.is_suspect:
@@ -484,8 +484,8 @@ class FleetClient:
                 run.trial_s = time.monotonic()
         return engine
 
-    def _find(self, run: Run, place: Callable[[Collection[str]], Placed]) -> tuple[Member, Booking | None] | None:
-        """The engine for ``run`` and the work booked there; as ``_choose``, but ``run`` is not on it yet."""
+    def _find(self, run: Run, place: Callable[[Collection[str]], Placed]) -> tuple[Member, Placed] | None:
+        """The engine for ``run``, and what was decided; as ``_choose``, but ``run`` is not on it yet."""
         with self._lock:
             ready = [e for e in self._ready() if e.trial is None]
             if run.is_suspect:
@@ -507,7 +507,7 @@ class FleetClient:
             if engine is None:  # it has ended just now
                 return None
             self._placements[placed.reason] += 1
-            return engine, placed.booking
+            return engine, placed
 
     def _go_on(self, run: Run, attempt: Attempt, submit: Submit) -> None:
         """Send more ops of a program, whose earlier ones have all ended; to another engine if that is worth the move.
@@ -551,8 +551,7 @@ class FleetClient:
         run.attempt = self._attempt(run, engine)
         try:
             run.attempt.start([submit])
-            if engine.role == "prefill":
-                self._hand_off(run, run.attempt)
+            self._hand_off(run, run.attempt)
         except EngineLost:  # it has ended just now
             self._leave(run)
         except BaseException:
@@ -560,7 +559,9 @@ class FleetClient:
             raise
 
     def _hand_off(self, run: Run, attempt: Attempt) -> None:
-        """Move a program off its prefill engine as soon as it has its first token."""
+        """Move a program that is to generate elsewhere as soon as it has its first token."""
+        if not run.hands_off:
+            return
 
         def drawing(answer: Future[Grant]) -> None:
             if not answer.cancelled() and answer.exception() is None:
@@ -844,6 +845,8 @@ class FleetClient:
                         continue
                     try:
                         self._replay(run, engine)
+                        if run.attempt is not None:
+                            self._hand_off(run, run.attempt)
                     except EngineLost:
                         self._leave(run)  # it ended just now; the program waits on
                         continue
@@ -982,7 +985,7 @@ class FleetClient:
                 found = self._find(run, lambda engines: self._placer.take_over(ops, name, engines, now_s))
             if found is None:
                 return False
-            move.target, move.booking = found
+            move.target, move.booking = found[0], found[1].booking
         if move.target is not move.attempt.engine:
             return True
         if move.booking is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from ..protocol.errors import EngineLost
 from .index import Match, Matches
 from .loads import Booking, Loads
+from .roles import Prompt, Role, best_hand_off
 
 # A computed token takes a slot of a cached one, which another program computes again. On the simulator's traces 4 to 16
 # gave equal latencies and hit rates; 1 computed up to four times as many tokens and was no faster.
@@ -74,10 +75,38 @@ class Placement:
     move_s: float = 0.25
     rng: random.Random = field(default_factory=random.Random)
 
-    def place(self, demand: Demand, matches: Mapping[str, Match], now_s: float) -> tuple[Choice, Booking]:
+    def place(
+        self, demand: Demand, matches: Mapping[str, Match], now_s: float, *, among: Collection[str] | None = None
+    ) -> tuple[Choice, Booking]:
         """Choose and book. The caller ends the booking with ``loads.finish`` when the generation ends or leaves."""
-        choice = self.choose(demand, matches, now_s)
+        choice = self.choose(demand, matches, now_s, among=among)
         return choice, self.book(demand, choice, matches, now_s)
+
+    def place_new(
+        self,
+        demand: Demand,
+        matches: Mapping[str, Match],
+        now_s: float,
+        *,
+        roles: Mapping[str, Role],
+        copy_s_per_token: float,
+        among: Collection[str],
+    ) -> tuple[Choice, Booking]:
+        """As ``place``, for a new program: a prefill engine computes its prompt where that pays (reason ``prefill``).
+
+        Where it does not, the program runs whole on any engine, prefill ones included.
+        """
+        generate = [engine for engine in among if roles[engine] != "prefill"]
+        if generate and len(generate) < len(among):
+            home = self.choose(demand, matches, now_s, among=generate)
+            cached = {engine: matches[engine].tokens if engine in matches else 0 for engine in among}
+            prompt = Prompt(demand.prompt_tokens, home.engine, home.cached_tokens)
+            prefill = {engine: cached[engine] for engine in among if roles[engine] == "prefill"}
+            found = best_hand_off(prompt, self.loads, prefill, copy_s_per_token=copy_s_per_token, now_s=now_s)
+            if found is not None and roles[home.engine] == "decode":
+                choice = Choice(found.engine, home.cost_s - found.gain_s, cached[found.engine], "prefill")
+                return choice, self.book(replace(demand, output_tokens=1.0), choice, matches, now_s)
+        return self.place(demand, matches, now_s, among=among)
 
     def choose(
         self,
@@ -89,7 +118,7 @@ class Placement:
     ) -> Choice:
         """The engine with the least cost; ``matches`` are those of ``CacheIndex.match``. Books nothing.
 
-        ``among``: the engines that may be chosen, at least one of ``loads``; None: all.
+        ``among``: the engines of ``loads`` that may be chosen, at least one; None: all.
 
         Raises EngineLost where no engine is ready.
         """
@@ -100,7 +129,7 @@ class Placement:
         if len(loads) == 1:
             return Choice(loads.names[0], 0.0, int(held[0]), "only")
         costs = _costs(demand, loads, held, device, now_s)
-        if among is not None:
+        if among is not None and len(among) < len(loads):
             costs[[name not in among for name in loads.names]] = np.inf
         home = loads.position.get(demand.home, -1)
         if home >= 0:

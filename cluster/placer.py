@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.cache_events import CacheEvents, CacheSnapshot
@@ -17,7 +17,7 @@ from ..radix_cache.blocks import block_names
 from .index import Applied, CacheIndex, Match
 from .loads import Booking, OutputLengths, RatesFit
 from .placement import Choice, Demand, Placement
-from .roles import CopyRate, Prompt, Role, best_hand_off
+from .roles import CopyRate, Role
 
 MAX_ROWS = 16  # of an engine that has not told yet
 BYTES_PER_TOKEN = 4.0  # of text that nobody has tokenized yet
@@ -120,11 +120,17 @@ class Placer:
             names = block_names(ids, namespace=_namespace(settings), block_len=self._index.block_len or 1)
             matches = self._index.match(names) if self._index.block_len else {}
             demand = Demand(len(ids), self._output_tokens(ops, settings.name), branches=_num_branches(ops))
-            choice = self._decide(demand, matches, engines, now_s)
-            prefill = self._prefill_for(choice, demand, matches, engines, now_s)
-            if prefill is not None:
-                choice, demand = prefill, replace(demand, output_tokens=1.0)
-            return self._booked(choice, demand, matches, now_s)
+            return self._placed(
+                engines,
+                lambda: self._placement.place_new(
+                    demand,
+                    matches,
+                    now_s,
+                    roles=self._roles,
+                    copy_s_per_token=self._copy.s_per_token(self._fit.rates.prefill_s_per_token, now_s),
+                    among=self._here(engines),
+                ),
+            )
 
     def replace(
         self, ops: Sequence[AnyOp], name: str, history_tokens: int, home: str, engines: Collection[str], now_s: float
@@ -142,13 +148,13 @@ class Placer:
                 home=home,
                 history_tokens=history_tokens if home else 0,
             )
-            return self._booked(self._decide(demand, {}, engines, now_s), demand, {}, now_s)
+            return self._decide(demand, {}, engines, now_s)
 
     def take_over(self, ops: Sequence[AnyOp], name: str, engines: Collection[str], now_s: float) -> Placed:
         """The engine for a program that goes on with ``ops`` where its KV is copied to."""
         with self._lock:
             demand = Demand(1, self._output_tokens(ops, name), branches=_num_branches(ops))
-            return self._booked(self._decide(demand, {}, engines, now_s), demand, {}, now_s)
+            return self._decide(demand, {}, engines, now_s)
 
     def finish(self, booking: Booking, now_s: float, *, made: int = 0) -> None:
         """The work that was booked has ended with ``made`` tokens of output, or (0) has left its engine."""
@@ -157,33 +163,20 @@ class Placer:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, demand: Demand, matches: Mapping[str, Match], engines: Collection[str], now_s: float) -> Choice:
-        """Of ``engines``, without those that only compute prompts where there are others."""
-        loads = self._placement.loads
-        here = [engine for engine in loads.names if engine in engines]
-        if not here:  # none takes programs any more
-            return Choice(next(iter(engines)), 0.0, 0, "load")
-        among = [engine for engine in here if self._roles[engine] != "prefill"] or here
-        return self._placement.choose(demand, matches, now_s, among=None if len(among) == len(loads) else among)
+    def _decide(self, demand: Demand, matches: Mapping[str, Match], engines: Collection[str], now_s: float) -> Placed:
+        """Of ``engines``, without those that only compute prompts where there are others; or the program's home."""
+        here = self._here(engines)
+        among = [engine for engine in here if self._roles[engine] != "prefill" or engine == demand.home] or here
+        return self._placed(engines, lambda: self._placement.place(demand, matches, now_s, among=among))
 
-    def _booked(self, choice: Choice, demand: Demand, matches: Mapping[str, Match], now_s: float) -> Placed:
-        is_there = choice.engine in self._placement.loads
-        booking = self._placement.book(demand, choice, matches, now_s) if is_there else None
+    def _here(self, engines: Collection[str]) -> list[str]:
+        return [engine for engine in self._placement.loads.names if engine in engines]
+
+    def _placed(self, engines: Collection[str], place: Callable[[], tuple[Choice, Booking]]) -> Placed:
+        if not self._here(engines):  # none takes programs any more
+            return Placed(next(iter(engines)), "load", None)
+        choice, booking = place()
         return Placed(choice.engine, choice.reason, booking)
-
-    def _prefill_for(
-        self, home: Choice, demand: Demand, matches: Mapping[str, Match], engines: Collection[str], now_s: float
-    ) -> Choice | None:
-        """The engine that computes the prompt of a program which then generates on ``home``; None: ``home`` does."""
-        loads = self._placement.loads
-        cached = {name: matches[name].tokens if name in matches else 0 for name in (home.engine, *engines)}
-        prefill = {name: cached[name] for name in engines if name in loads and self._roles[name] == "prefill"}
-        if not prefill or self._roles.get(home.engine) != "decode":
-            return None
-        copy_s = self._copy.s_per_token(loads.rates[loads.position[home.engine]].prefill_s_per_token, now_s)
-        prompt = Prompt(demand.prompt_tokens, home.engine, cached[home.engine])
-        found = best_hand_off(prompt, loads, prefill, copy_s_per_token=copy_s, now_s=now_s)
-        return None if found is None else Choice(found.engine, 0.0, cached[found.engine], "prefill")
 
     def _output_tokens(self, ops: Sequence[AnyOp], name: str) -> float:
         return sum(self._lengths.predict(name, op.params.max_tokens) for op in ops if isinstance(op, Gen))

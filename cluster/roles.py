@@ -1,7 +1,8 @@
 """Whether a prompt is computed on one engine and its text generated on another. Pure; no clocks.
 
     both      runs whole programs
-    prefill   computes prompts of programs that are to generate on an engine with ``decode``, where that pays
+    prefill   computes prompts of programs that are to generate on an engine with ``decode``, where that pays; where it
+              does not, it runs whole programs
     decode    generates, and computes the other prompts of its programs
 
 An engine that computes a long prompt delays every row that decodes there. A program whose prompt is computed elsewhere
@@ -9,7 +10,7 @@ moves (``migrate``) once it has its first token, which costs a copy of its KV. B
 program and of those that it delays:
 
     in one place     queue at D + prompt + prompt once for each row at D
-    in two places    queue at P + prompt + copy once for each row at D + the switch
+    in two places    queue at P + prompt + prompt once for each row at P + copy once for each row at D + the switch
 
 The prompt counts without what that engine has cached, and the copy without what D has.
 """
@@ -96,7 +97,8 @@ def best_hand_off(
     best: HandOff | None = None
     for engine, cached in prefill.items():
         at = loads.position[engine]
-        there_s = queued_s[at] + (prompt.num_tokens - cached) * loads.prefill_s_per_token[at]
+        others = min(loads.rows[at], loads.max_rows[at])
+        there_s = queued_s[at] + (prompt.num_tokens - cached) * loads.prefill_s_per_token[at] * (1 + others)
         gain_s = float(alone_s - there_s - switch_s)
         if gain_s > 0 and (best is None or gain_s > best.gain_s):
             best = HandOff(engine, gain_s)

@@ -6,6 +6,9 @@ the steps until then are taken at once:
     exact:    step | step | step | step | step        plan and complete for each
     skipped:  |<-------- n steps -------->|           one event; an arrival cuts it at the end of the step under way
 
+With prefill engines a call may begin on one of them and go on at another one after its first token, once its KV was
+copied. Here it stands still meanwhile, and the copy delays a step of the other engine; real engines decode on.
+
 Faults: an engine dies (its calls are repeated elsewhere with the tokens they had), is slow, or its events are lost.
 """
 
@@ -28,6 +31,7 @@ from .autoscale import ReplicaWork, steps_to
 from .index import CacheIndex
 from .loads import Booking, OutputLengths, Rates
 from .placement import Choice, Demand, Placement
+from .roles import Role
 from .step_clock import NO_TAPES, StepClock, TapeCosts, Tapes
 from .traces import TimedCall, Trace, tokens_of
 
@@ -107,11 +111,24 @@ class PlacementRule(Protocol):
 
 
 class FleetRule:
-    """Our own: ``Placement`` over ``CacheIndex``. Output lengths are predicted from those of programs of one kind."""
+    """Our own: ``Placement`` over ``CacheIndex``. Output lengths are predicted from those of programs of one kind.
+
+    ``roles``: of engines; the others have ``both``. KV is copied from one engine to another at ``copy_s_per_token``.
+    """
 
     keeps_programs = True
 
-    def __init__(self, *, seed: int = 0, near: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        near: float | None = None,
+        roles: Mapping[str, Role] | None = None,
+        copy_s_per_token: float = 0.0,
+    ) -> None:
+        self.copy_s_per_token = copy_s_per_token
+        self._roles = dict(roles or {})
+        self._handed_off: set[int] = set()  # calls that are to go on elsewhere
         self.index: CacheIndex = CacheIndex()
         self.placement = Placement(rng=random.Random(seed))
         if near is not None:
@@ -122,6 +139,7 @@ class FleetRule:
 
     def join(self, engine: str, rates: Rates, max_rows: int) -> None:
         self.placement.loads.add(engine, rates=rates, max_rows=max_rows)
+        self._roles.setdefault(engine, "both")
 
     def leave(self, engine: str) -> None:
         self.placement.loads.remove(engine)
@@ -132,16 +150,44 @@ class FleetRule:
         output = self.lengths.predict(call.program.kind, -1)
         demand = Demand(len(ask.tokens), output, home=ask.home, history_tokens=ask.history_tokens)
         matches = self.index.match(ask.names)
-        if ask.may_move or ask.home not in self.placement.loads:
-            choice = self.placement.choose(demand, matches, now_s)
+        booking: Booking | None = None
+        if not ask.home and not call.after and len(ask.tokens) == call.prompt_len:
+            choice, booking = self.placement.place_new(
+                demand,
+                matches,
+                now_s,
+                roles=self._roles,
+                copy_s_per_token=self.copy_s_per_token,
+                among=self.placement.loads.names,
+            )
+            if choice.reason == "prefill":
+                self._handed_off.add(id(call))
+        elif ask.may_move or ask.home not in self.placement.loads:
+            choice = self.placement.choose(demand, matches, now_s, among=self._that_generate(ask.home))
         else:
             held = matches[ask.home].tokens if ask.home in matches else 0
             choice = Choice(ask.home, 0.0, min(max(held, ask.history_tokens), len(ask.tokens) - 1), "home")
         self.reasons[choice.reason] = self.reasons.get(choice.reason, 0) + 1
-        self._bookings[id(call)] = self.placement.book(demand, choice, matches, now_s)
+        self._bookings[id(call)] = booking or self.placement.book(demand, choice, matches, now_s)
         return choice.engine
 
+    def hands_off(self, call: TimedCall) -> bool:
+        """Whether a call that was placed is to leave its engine after its first token."""
+        return id(call) in self._handed_off
+
+    def take_over(self, call: TimedCall, now_s: float) -> str:
+        """The engine where such a call goes on."""
+        demand = Demand(1, self.lengths.predict(call.program.kind, -1))
+        among = self._that_generate("")
+        choice, self._bookings[id(call)] = self.placement.place(demand, {}, now_s, among=among)
+        return choice.engine
+
+    def _that_generate(self, home: str) -> list[str] | None:
+        names = self.placement.loads.names
+        return [name for name in names if self._roles[name] != "prefill" or name == home] or None
+
     def ended(self, call: TimedCall, engine: str, now_s: float, *, is_done: bool) -> None:
+        self._handed_off.discard(id(call))
         self.placement.loads.finish(self._bookings.pop(id(call)), now_s, made=call.num_new if is_done else 0)
         if is_done:
             self.lengths.note(call.program.kind, call.num_new)
@@ -195,6 +241,7 @@ class SimulatedEngine:
         self.loss = 0.0
         self.is_alive = True
         self.version = 0  # of the event that ends what is under way; others are void
+        self.stall_s = 0.0  # of its next step: KV that it loads
         self.inbox: list[tuple[ScheduledSequence, _Job]] = []
         self._has_events = has_events
         self.begin()
@@ -246,7 +293,8 @@ class SimulatedEngine:
         if self.plan is None:
             assert not scheduler.has_work, "sequences wait, but none runs"
             return None
-        return self.begun_s + self._factor * (self.clock.plan_s(self.plan) + self.tapes.extra_s(self.plan))
+        stall_s, self.stall_s = self.stall_s, 0.0
+        return self.begun_s + self._factor * (self.clock.plan_s(self.plan) + self.tapes.extra_s(self.plan) + stall_s)
 
     def _steady_steps(self) -> int:
         """Steps in which every running sequence only decodes, until the first one ends; 0 if the next is none such."""
@@ -459,6 +507,17 @@ class FleetSimulation:
                 line = None
             self._homes[program] = engine.name
             self._active[program] = self._active.get(program, 0) + 1
+        job = _Job(call)
+        if isinstance(self.rule, FleetRule) and self.rule.hands_off(call):
+            job.end = min(job.end, len(tokens) + 1)
+        self._begin(engine, job, tokens, line)
+
+    def _begin(
+        self, engine: SimulatedEngine, job: _Job, tokens: np.ndarray, line: ScheduledSequence | None = None
+    ) -> None:
+        """Submit a call that is placed; ``line``: the parked sequence that it continues."""
+        call = job.call
+        program, keeps = call.program.name, self.rule.keeps_programs
         if line is None:
             self._num_sequences += 1
             seq = ScheduledSequence(
@@ -473,7 +532,6 @@ class FleetSimulation:
             seq = line
             del self._lines[program][call.line]
             seq.tokens.extend(tokens[len(seq.tokens) :])
-        job = _Job(call)
         self._where[id(call)] = (engine, seq, job)
         engine.inbox.append((seq, job))
         if not engine.is_alive:
@@ -497,6 +555,9 @@ class FleetSimulation:
     def _ended(self, engine: SimulatedEngine, seq: ScheduledSequence) -> None:
         call = _job(seq).call
         program = call.program
+        if _job(seq).end < call.prompt_len + call.num_new:
+            self._hand_over(engine, seq)
+            return
         call.end_s = self.now_s
         call.computed += seq.num_run - (len(seq.tokens) - seq.prompt_len)
         del self._where[id(call)]
@@ -522,6 +583,33 @@ class FleetSimulation:
             later.num_open -= 1
             if later.num_open == 0:
                 self._at(self.now_s + later.delay_s, self._arrive, later)
+
+    def _hand_over(self, engine: SimulatedEngine, seq: ScheduledSequence) -> None:
+        """A prefill engine has computed the prompt of a call: it goes on elsewhere as soon as its KV is there."""
+        rule, call = self.rule, _job(seq).call
+        assert isinstance(rule, FleetRule)
+        tokens = seq.tokens.ids.copy()
+        call.computed += seq.num_run - (len(seq.tokens) - seq.prompt_len)
+        del self._where[id(call)], engine.live[seq.seq_id]
+        engine.scheduler.remove(seq)
+        engine.scheduler.end_program(call.program.name)
+        rule.ended(call, engine.name, self.now_s, is_done=False)
+        target = self._homes[call.program.name] = rule.take_over(call, self.now_s)
+        self._at(self.now_s + rule.copy_s_per_token * len(tokens), self._take_over, self._by_name[target], call, tokens)
+
+    def _take_over(self, engine: SimulatedEngine, call: TimedCall, tokens: np.ndarray) -> None:
+        rule = self.rule
+        assert isinstance(rule, FleetRule)
+        if not engine.is_alive:
+            rule.ended(call, engine.name, self.now_s, is_done=False)
+            self._place(call, tokens)
+            return
+        engine.now_s = self.now_s
+        copied = tokens[: (len(tokens) - 1) // BLOCK_LEN * BLOCK_LEN]
+        held = engine.cache.peek(copied) // BLOCK_LEN * BLOCK_LEN
+        if engine.cache.insert(copied, start=held, namespace="", load=lambda slots: None):
+            engine.stall_s += rule.copy_s_per_token * (len(copied) - held)
+        self._begin(engine, _Job(call), tokens)
 
     # -- engines ------------------------------------------------------------------------------------------------------
 

@@ -28,19 +28,19 @@ RATES = Rates(prefill_s_per_token=100e-6, step_s=10e-3, row_s=0.1e-3)
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def loads_of(rows_at_home: int, *, queued_s: float = 0.0) -> Loads:
+def loads_of(rows_at_home: int, *, queued_s: float = 0.0, rows_elsewhere: int = 0) -> Loads:
     loads = Loads()
     loads.add("prefill", rates=RATES, max_rows=16)
     loads.add("home", rates=RATES, max_rows=16)
     loads.book(Booking("home", rows_at_home, 0.0, 100.0, 0.0, 0.0, 0.01))
-    loads.book(Booking("prefill", 0, queued_s, 0.0, 0.0, 0.0, 0.01))
+    loads.book(Booking("prefill", rows_elsewhere, queued_s, 0.0, 0.0, 0.0, 0.01))
     return loads
 
 
-def gain_s(num_tokens: int, *, rows: int, copy_s: float = 10e-6, at_home: int = 0, queued_s: float = 0.0) -> float:
+def gain_s(num_tokens: int, *, rows: int, copy_s: float = 10e-6, at_home: int = 0, **there: float) -> float:
     """Seconds that computing the prompt elsewhere saves; 0 where it does not pay."""
-    prompt = Prompt(num_tokens, "home", at_home)
-    found = best_hand_off(prompt, loads_of(rows, queued_s=queued_s), {"prefill": 0}, copy_s_per_token=copy_s, now_s=0.0)
+    prompt, loads = Prompt(num_tokens, "home", at_home), loads_of(rows, **there)  # type: ignore[arg-type]
+    found = best_hand_off(prompt, loads, {"prefill": 0}, copy_s_per_token=copy_s, now_s=0.0)
     return 0.0 if found is None else found.gain_s
 
 
@@ -57,6 +57,7 @@ def test_a_long_prompt_is_computed_elsewhere_where_many_rows_would_wait_for_it()
         {"num_tokens": 4000, "rows": 8, "copy_s": 100e-6},  # a copy is no faster than to compute
         {"num_tokens": 4000, "rows": 8, "at_home": 3990},  # it is cached there
         {"num_tokens": 4000, "rows": 8, "queued_s": 10.0},  # others wait for the prefill engine
+        {"num_tokens": 4000, "rows": 4, "rows_elsewhere": 5},  # more rows decode there
     ],
 )
 def test_it_is_computed_at_home_where_that_is_no_worse(case: dict[str, float]) -> None:
@@ -118,7 +119,7 @@ def engines(tiny_model_path: Path, clock: Clock) -> Iterator[list[EngineCore]]:
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computing a prompt elsewhere always pays."""
     monkeypatch.setattr(
-        "phloem.cluster.placer.best_hand_off",
+        "phloem.cluster.placement.best_hand_off",
         lambda prompt, loads, prefill, **rates: HandOff(min(prefill), 1.0),
     )
 

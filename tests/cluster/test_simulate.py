@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from phloem.benchmarks.autoscale_sim import Fixed, OurRule, trace_of
 from phloem.benchmarks.fleet_sim import LeastLoaded, RoundRobin
+from phloem.benchmarks.roles_sim import prompts
 from phloem.benchmarks.traces import agents, chat, tree_of_thought
 from phloem.cluster.autoscale import ScalingSettings
 from phloem.cluster.simulate import (
@@ -154,6 +155,21 @@ def test_when_engines_die_every_call_ends_elsewhere_or_later(clock, rule):
         assert engine.cache.num_leased == engine.cache.num_locked == 0 and not engine.live
     # All three were dead from 8.05 to 12 s: nothing ended then.
     assert not [call for call in calls if 8.06 < call.end_s < 12.0]
+
+
+@pytest.mark.parametrize("dies", [None, 0, 1])
+def test_a_call_goes_on_where_its_kv_is_copied_to(clock, dies):
+    """A prompt is computed once, by the prefill engine, unless an engine dies."""
+    rule = FleetRule(roles={"engine 0": "prefill", "engine 1": "decode"}, copy_s_per_token=1e-7)
+    faults = [] if dies is None else [EngineFault(dies, 3.0, 5.0, "dies")]
+    simulation, run = simulate(prompts(40, 6.0, 2000, 1), clock, rule, slots=200_000, faults=faults)
+    assert len(run.calls) == 40 and all(call.end_s > call.first_s > 0 for call in run.calls)
+    assert run.reasons["prefill"] >= 10
+    if dies is None:
+        assert all(call.computed <= call.prompt_len + 64 for call in run.calls)
+    for engine in simulation.engines:
+        engine.cache.check()
+        assert engine.cache.num_leased == 0 and not engine.live
 
 
 def test_a_slow_engine_is_given_less(clock):
