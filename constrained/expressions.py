@@ -544,6 +544,9 @@ class Expressions:
     def _make_moves(self, expr: int) -> Moves:
         node = self.nodes[expr]
         kind = node[0]
+        if kind == "word":
+            self.fuel.spend(2)
+            return ((node[1][0], node[1][0] + 1, self._words((node[1][1:],), 0, 1, 0)),)
         if kind == "cat":
             rest = node[2]
             firsts = tuple([(lo, hi, self._concat(to, rest)) for lo, hi, to in self.moves(node[1])])
@@ -562,16 +565,28 @@ class Expressions:
         if kind == "and":
             return self._merged([self.moves(part) for part in node[1:]], self.intersect)
         found: list[tuple[int, int, int]] = []
-        for lo, hi in self.classes(expr):
-            byte = self.available_in(lo, hi)
-            to = self.derive(expr, byte) if byte >= 0 else NOTHING
-            if to == NOTHING:
-                continue
+        for lo, hi, to in self._moves_of_words(node[1]) if kind == "words" else self._moves_by_class(expr):
             if found and found[-1][1] == lo and found[-1][2] == to:
                 found[-1] = (found[-1][0], hi, to)
             else:
                 found.append((lo, hi, to))
         return tuple(found)
+
+    def _moves_by_class(self, expr: int) -> Iterator[tuple[int, int, int]]:
+        for lo, hi in self.classes(expr):
+            byte = self.available_in(lo, hi)
+            to = self.derive(expr, byte) if byte >= 0 else NOTHING
+            if to != NOTHING:
+                yield lo, hi, to
+
+    def _moves_of_words(self, words: tuple[bytes, ...]) -> Iterator[tuple[int, int, int]]:
+        at = 0 if words[0] else 1
+        while at < len(words):
+            first = words[at][0]
+            end = bisect_left(words, bytes([first + 1]), at) if first < 255 else len(words)
+            self.fuel.spend(2)
+            yield first, first + 1, self._words(words, at, end, 1)
+            at = end
 
     def _merged(self, each: list[Moves], join: Callable[..., int]) -> Moves:
         """The moves of a union or an intersection; ``join`` joins the derivatives of one range."""

@@ -3,6 +3,7 @@
 from ..machine import Machine
 from .documents import Document
 from .json_schema import Schemas
+from .names import NameTrie
 from .scalars import Scalars
 
 __all__ = ["Document", "JsonSchemas"]
@@ -19,6 +20,7 @@ class JsonSchemas:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._scalars = Scalars(machine)
+        NameTrie(machine, 0, ("",)).filter(1, False)  # loads its compiled functions, for no mask to wait for them
         self.styles: dict[tuple[str, ...], Schemas] = {}
 
     @property

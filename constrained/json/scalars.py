@@ -94,6 +94,8 @@ class Scalars:
         machine = self.machine
 
         def make() -> int:
+            if len(exprs) == 1 and not spelling.counted and self.ex.words_of(exprs[0]) is not None:
+                return machine.add_state(lambda row: self._fill_string(row, exprs, spelling))
             fits = contains_all_texts_of(self.ex, exprs[0])
             base = -1
             if fits is not None and fits >= SHORT_TOKEN and not spelling.counted:

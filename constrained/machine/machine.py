@@ -39,7 +39,8 @@ StandIns = Callable[[], Iterator[tuple[int, int, int]]]
 
 MASK_WORK = 100_000  # fuel for one mask: 0.1 to 0.2 s, during which other texts wait
 MAX_CONFIGS = 1_000_000
-MAX_EDGES = 1_000_000
+MAX_EDGES = 16_384  # that are remembered of each ``1 << SHARD_BITS`` configurations
+SHARD_BITS = 12
 
 
 def _fill_one_byte(byte: int, state: int, row: np.ndarray) -> None:
@@ -63,6 +64,7 @@ class Machine:
         self.vocabulary = vocabulary
         self.lock = threading.RLock()
         self.fuel = Fuel()
+        self._is_text = vocabulary.is_text.tobytes()
         self.expressions = Expressions(vocabulary.has_byte, fuel=self.fuel)
         self.reach = TokenReach(self.expressions, vocabulary)
         self.max_states = max_states
@@ -105,7 +107,8 @@ class Machine:
         self.set_array(walk.FRAME_LOW, np.zeros(256, np.int64))
         self.set_array(walk.FRAME_HIGH, np.zeros(256, np.int64))
         self.set_array(walk.FILTERS, np.zeros(4096, np.uint8))
-        self._resize_hash(1 << 16)
+        for size in (2, 1 << 16):  # grown once here, so that its compiled function is loaded, which takes milliseconds
+            self._resize_hash(size)
         self._afters: dict[int, int] = {}  # the same entries as the hash table, for Python
         self.set_array(walk.SPACE_DELTA, space_automaton())
         self.set_array(walk.SPACE_CLASS, space_classes())
@@ -141,13 +144,16 @@ class Machine:
         self._stacks: dict[tuple[int, int], int] = {}
         self._configs: dict[tuple[int, int, int, int], int] = {}
         self.configs: list[tuple[int, int, int, int]] = []
-        self.edges: dict[tuple[int, int], int] = {}
+        # A dictionary for each 4,096 configurations: one for all would stop everybody when it grows, which copies it.
+        self._edges: list[dict[tuple[int, int], int]] = []
         self._failed_edges: dict[tuple[int, int], GrammarError] = {}  # that took too much work
         self._may_end: dict[int, bool] = {}
         self.control[walk.NUM_NOTED] = -1
 
         self.add_state(None)  # DEAD_STATE
         self.add_frame(lambda result: DEAD_STATE)  # frame 0, the bottom of every stack
+        self.after(0, 0)  # these two load compiled functions, for no mask or token to wait for them
+        self._follow(DEAD_STATE, 0, 0, -1, np.zeros(0, np.uint8))
 
     def set_array(self, slot: int, array: np.ndarray) -> None:
         self.arrays[slot] = array
@@ -489,6 +495,8 @@ class Machine:
         if found is None:
             found = self._configs[key] = len(self.configs)
             self.configs.append(key)
+            if found >> SHARD_BITS == len(self._edges):
+                self._edges.append({})
         return found
 
     def start(self, state: int, root_frame: int) -> int:
@@ -537,30 +545,52 @@ class Machine:
 
         Raises GrammarError where that takes too much work; then it does so at once when asked again.
         """
-        found = self.edges.get((config, token))
+        edges = self._edges[config >> SHARD_BITS]
+        found = edges.get((config, token))
         if found is not None:
             return found
         with self.lock:
-            if not self.vocabulary.is_text[token]:
+            if not self._is_text[token]:
                 return -1
+            state, aux, stack, reading = self.configs[config]
+            is_plain = not self.item_readers or (not reading and b"[" not in self.vocabulary.tokens[token])
+            if is_plain:  # no item is read: the usual way, without the calls below
+                kept = len(self.stack_frames)
+                status, _, to, count, above = walk.step_token(self.control, token, 0, state, aux, stack, kept)
+                if status == walk.OK:
+                    after = self.config(to, count, above if above < kept else self.keep_stack(above))
+                    if len(edges) > MAX_EDGES:
+                        edges.clear()
+                    edges[config, token] = after
+                    return after
+                if status == walk.DEAD:
+                    return -1
             failed = self._failed_edges.get((config, token))
             if failed is not None:
                 raise failed.twin()
             try:
-                if self.item_readers:
-                    after = self._unless_stuck(self.read_on(config, self.vocabulary.tokens[token], token))
-                else:
-                    state, aux, stack, _ = self.configs[config]
+                if is_plain:
                     place = self._follow(state, aux, stack, token, None)
                     after = -1 if place is None else self.config(*place)
+                else:
+                    after = self._unless_stuck(self.read_on(config, self.vocabulary.tokens[token], token))
             except (GrammarError, RecursionError) as error:
                 self._failed_edges[(config, token)] = grammar_error(error)
                 raise self._failed_edges[(config, token)].twin() from error
-            return self._remember(config, token, after)
+            if len(edges) > MAX_EDGES:
+                edges.clear()
+            if after >= 0:
+                edges[config, token] = after
+            return after
+
+    def forget_edges(self) -> None:
+        """Make ``advance`` derive again what it has derived."""
+        for edges in self._edges:
+            edges.clear()
 
     def edge(self, config: int, token: int) -> int | None:
         """As ``advance``, where it is remembered; else None. It takes no lock."""
-        return self.edges.get((config, token))
+        return self._edges[config >> SHARD_BITS].get((config, token))
 
     def _follow(
         self, state: int, aux: int, stack: int, token: int, data: np.ndarray | None
@@ -582,13 +612,6 @@ class Machine:
                 return state, aux, stack
             if status != walk.MISS_ROW or not self._supply_single():
                 self.supply(status)
-
-    def _remember(self, config: int, token: int, out: int) -> int:
-        if len(self.edges) > MAX_EDGES:
-            self.edges.clear()
-        if out >= 0:
-            self.edges[(config, token)] = out
-        return out
 
     def _unless_stuck(self, config: int) -> int:
         """-1 where the items under way can only repeat others."""

@@ -7,6 +7,7 @@ from ..vocabulary import Trie
 from . import walk
 from .machine import Machine
 from .text_slices import text_slices
+from .walk import DEAD_STATE
 
 
 class TrieWalker:
@@ -32,6 +33,8 @@ class TrieWalker:
         self.has_slices = bool(vocabulary.has_byte[0x80:0xC0].all())
         self._kept: list[tuple[np.ndarray, ...]] = []  # the arrays whose addresses were handed out
         self.whole = self.addresses(vocabulary.trie)
+        nothing = np.zeros(vocabulary.num_words, np.uint32)  # these two walks load compiled functions
+        self.from_exits(self.whole, nothing, self.from_state(self.whole, nothing, DEAD_STATE, 0, 0), 0, 0, 0)
 
     def addresses(self, trie: Trie) -> np.ndarray:
         """The trie as ``walk_trie`` takes it: the addresses of its arrays."""

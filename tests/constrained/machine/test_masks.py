@@ -65,7 +65,7 @@ def test_a_mask_is_the_same_after_the_caches_forgot_it(vocabulary: Vocabulary) -
     for token in encode(vocabulary, '{"name": "the", "children": []}'):
         fresh.append(matcher.mask().copy())
         assert matcher.accept(token)
-    grammar.machine.edges.clear()
+    grammar.machine.forget_edges()
     for cache in (grammar.masks.known, grammar.masks.shared, grammar.masks.inner):
         cache.young.clear()
         cache.old.clear()
