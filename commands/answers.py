@@ -154,7 +154,11 @@ def source_at(url: str, *, api_key: str | None, model: str | None) -> Source:
         if names and name not in names:
             raise _unknown(name, names, url) from None
         return Source(ChatServer(base_url, model_name=name, api_key=api_key), name or url)
-    return _chosen(ours, _served(base_url, api_key), wanted, url)
+    names = _served(base_url, api_key)
+    if wanted in names[1:] and wanted not in ours.client.welcome.adapters:  # another one of the server's models
+        ours.shutdown()
+        ours = PhloemBackend(HttpClient(base_url, api_key=api_key, model=wanted))
+    return _chosen(ours, names, wanted, url)
 
 
 def _chosen(backend: PhloemBackend, names: Sequence[str], wanted: str | None, url: str) -> Source:

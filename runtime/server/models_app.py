@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -37,9 +37,11 @@ from .operator_routes import fleet_routes
 from .response import running
 from .response_store import ResponseStore
 from .routed_bodies import ANSWERS, AnswerText, prompt_of
-from .service import Service, content_type_of, json_response, read_bytes
+from .service import LONG_BODY_BYTES, Service, content_type_of, json_response, read_bytes
 from .tenants import Keys, NamedModel, Sender, sender_of_request, tenant_of_user
 from .tracing import Tracer
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +263,7 @@ class Dispatcher:
         body, is_read, named = b"", False, request.query_params.get("model")
         if scope["method"] == "POST" and content_type_of(request) == "application/json":
             body = await read_bytes(request, self._max_body_bytes)
-            in_body = _model_in(body)
+            in_body = await _beside(body, lambda: _model_in(body))
             if named and in_body and named != in_body:
                 message = f"the query names the model {named!r}, the body {in_body!r}; give one"
                 raise errors.InvalidRequest(message, where="model")
@@ -296,7 +298,7 @@ class Dispatcher:
         receive: Receive,
         send: Send,
     ) -> None:
-        asked = _read_asked(name, body, scope["path"])
+        asked = await _beside(body, lambda: _read_asked(name, body, scope["path"]))
         check = self._checks.get(name)
         if check is not None and asked.get("stream"):
             text = f"stream=true: rule {name!r} has a check, which needs the whole answer"
@@ -365,6 +367,11 @@ class Dispatcher:
 
 # What the outer application has put into the scope for itself.
 _OF_AN_APP = frozenset(("app", "router", "route", "endpoint", "path_params", "starlette.exception_handlers"))
+
+
+async def _beside(body: bytes, read: Callable[[], Read]) -> Read:
+    """``read()``, of a long body on a thread."""
+    return read() if len(body) <= LONG_BODY_BYTES else await asyncio.to_thread(read)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
@@ -440,11 +447,13 @@ def _check_of(name: str, check: AnswerCheck) -> _AnswerCheck:
     conforms = None if check.json_schema is None else _schema_check(name, check.json_schema)
 
     def is_good(answer: AnswerText) -> bool:
-        return not (
-            (check.whole and answer.is_cut)
-            or (pattern is not None and not pattern.fullmatch(answer.text))
-            or (conforms is not None and not conforms(answer.text))
-        )
+        if check.whole and answer.is_cut:
+            return False
+        if answer.text is None:
+            return True
+        if pattern is not None and not pattern.fullmatch(answer.text):
+            return False
+        return conforms is None or conforms(answer.text)
 
     return lambda found: all(map(is_good, found))
 

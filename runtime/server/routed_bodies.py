@@ -7,9 +7,9 @@ from .tenants import CHARS_PER_TOKEN
 
 
 class AnswerText(NamedTuple):
-    """``is_cut``: it has stopped at its token limit."""
+    """``text`` is None of an answer that calls tools. ``is_cut``: it has stopped at its token limit."""
 
-    text: str
+    text: str | None
     is_cut: bool
 
 
@@ -39,7 +39,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _chat(body: Any) -> Iterator[AnswerText]:
     for choice in body["choices"]:
-        yield AnswerText(choice["message"].get("content") or "", choice["finish_reason"] == "length")
+        message = choice["message"]
+        text = None if message.get("tool_calls") else message.get("content") or ""
+        yield AnswerText(text, choice["finish_reason"] == "length")
 
 
 def _completions(body: Any) -> Iterator[AnswerText]:
@@ -48,14 +50,16 @@ def _completions(body: Any) -> Iterator[AnswerText]:
 
 
 def _messages(body: Any) -> Iterator[AnswerText]:
+    calls = any(part["type"] == "tool_use" for part in body["content"])
     text = "".join(part.get("text", "") for part in body["content"])
-    yield AnswerText(text, body["stop_reason"] == "max_tokens")
+    yield AnswerText(None if calls else text, body["stop_reason"] == "max_tokens")
 
 
 def _responses(body: Any) -> Iterator[AnswerText]:
     items = [item for item in body["output"] if item["type"] == "message"]
+    calls = any(item["type"] == "function_call" for item in body["output"])
     text = "".join(part.get("text", "") for item in items for part in item["content"])
-    yield AnswerText(text, body["status"] == "incomplete")
+    yield AnswerText(None if calls else text, body["status"] == "incomplete")
 
 
 def _generated(body: Any) -> Iterator[AnswerText]:

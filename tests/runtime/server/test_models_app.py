@@ -11,10 +11,12 @@ import phloem
 import pytest
 from phloem.cluster.client import FleetClient
 from phloem.cluster.supervisor import Replica
+from phloem.commands.answers import source_at
 from phloem.protocol.client import Client
-from phloem.protocol.errors import InvalidRequest, PromptTooLong, Unsupported
+from phloem.protocol.errors import InvalidRequest, PromptTooLong, UnknownModel, Unsupported
 from phloem.protocol.model_rules import AnswerCheck, ModelRule, Probe, When
 from phloem.runtime.server.models_app import ServedModel, create_models_app
+from phloem.runtime.server.routed_bodies import ANSWERS
 from phloem.runtime.server.tenants import Keys, Tenant, hash_of
 from phloem.tests.runtime.encoder.tiny_encoder import make_encoder
 from phloem.tests.runtime.server.doubles import ChatML, ScriptedClient, WordTokenizer, connected, live_server, rejecting
@@ -188,6 +190,15 @@ def test_a_runtime_endpoint_names_its_model(http):
         phloem.RuntimeEndpoint(str(http.base_url), model="huge")
 
 
+def test_a_command_asks_the_model_that_it_names(http):
+    for name in ("small", "large"):
+        source = source_at(str(http.base_url), api_key=None, model=name)
+        assert (source.name, source.backend.get_model_name()) == (name, name)
+        source.backend.shutdown()
+    with pytest.raises(UnknownModel, match="does not serve 'huge'; it has: small, large, vectors"):
+        source_at(str(http.base_url), api_key=None, model="huge")
+
+
 def test_the_list_of_models_has_all_and_the_rules(http):
     cards = {card["id"]: card for card in http.get("/v1/models").json()["data"]}
     assert list(cards) == ["small", "large", "vectors", *RULES]
@@ -298,6 +309,39 @@ def test_an_answer_at_its_limit_fails_the_check_of_whole_answers(models):
         assert told(chat(http, "whole", max_tokens=3)) == ("large", "large", "check")
         body = {"model": "whole", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
         assert http.post("/v1/messages", json=body).headers["x-phloem-reason"] == "check"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        (
+            "/v1/chat/completions",
+            {"choices": [{"message": {"content": None, "tool_calls": [{}]}, "finish_reason": "tool_calls"}]},
+            (None, False),
+        ),
+        (
+            "/v1/messages",
+            {"content": [{"type": "text", "text": "So"}, {"type": "tool_use"}], "stop_reason": "tool_use"},
+            (None, False),
+        ),
+        ("/v1/responses", {"output": [{"type": "function_call"}], "status": "completed"}, (None, False)),
+        (
+            "/v1/responses",
+            {
+                "output": [{"type": "reasoning"}, {"type": "message", "content": [{"text": "a"}, {"text": "b"}]}],
+                "status": "incomplete",
+            },
+            ("ab", True),
+        ),
+        ("/generate", {"text": "a", "meta_info": {"finish_reason": {"type": "length"}}}, ("a", True)),
+    ],
+)
+def test_answers_are_read_of_every_api_and_calls_of_tools_are_no_text(path, body, expected):
+    assert list(ANSWERS[path](body)) == [expected]
+
+
+def test_a_long_body_goes_where_its_model_says(http):
+    assert told(chat(http, "by-length", "word " * 4000, max_tokens=4)) == ("large", "large", "length")
 
 
 def test_a_prompt_that_the_cheap_model_cannot_hold_is_for_the_strong_one(models):
