@@ -485,7 +485,7 @@ def _bench(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    from .runtime.planning import HARDWARE, KV_BYTES, SHAPES, Goal, ModelShape, best_split, find_capacity
+    from .runtime.planning import HARDWARE, KV_BYTES, SHAPES, DeviceSplit, Goal, ModelShape, best_split, find_capacity
 
     unread = "fp8" if args.hardware == "cpu" else "int8"
     if args.kv_dtype == unread:
@@ -514,18 +514,23 @@ def _plan(args: argparse.Namespace) -> int:
     if args.devices:
         splits = best_split(shape, hardware, goal, devices=args.devices)
         print(f"{shape.describe()}, on {args.devices} x {hardware.name} ({hardware.about})")
-        print("tensor-parallel  replicas  batch  first token ms  token ms  collectives ms  tokens/s of all")
+        print(
+            "tensor  pipeline  expert  replicas  batch  first token ms  token ms  joins   MB sent  joins ms  tokens/s"
+        )
         for one in splits:
-            count = args.devices // one.tensor_parallel
-            times = f"{one.ttft_s * 1e3:>14,.1f}  {one.tpot_s * 1e3:>8,.2f}  {one.step.collectives * 1e3:>14,.2f}"
-            print(f"{one.tensor_parallel:>15}  {count:>8}  {one.batch:>5}  {times}  {one.tokens_per_s * count:>15,.0f}")
+            count, step = args.devices // one.split.num_devices, one.step
+            split = f"{one.split.tensor:>6}  {one.split.pipeline:>8}  {one.split.expert:>6}  {count:>8}  {one.batch:>5}"
+            times = f"{one.ttft_s * 1e3:>14,.1f}  {one.tpot_s * 1e3:>8,.2f}"
+            joins = f"{step.num_collectives:>5}  {step.sent_bytes / 1e6:>8,.1f}  {step.collectives * 1e3:>8,.2f}"
+            print(f"{split}  {times}  {joins}  {one.tokens_per_s * count:>8,.0f}")
         if not splits[0].batch:
             print(f"no split fits: {splits[0].limit}")
             return _FAILED
-        print(f"most tokens a second: --tensor-parallel {splits[0].tensor_parallel}")
+        print(f"most tokens a second: {splits[0].split}")
         return _OK
-    found = find_capacity(shape, hardware, goal, tensor_parallel=args.tensor_parallel)
-    ranks, shape = args.tensor_parallel, shape.share(args.tensor_parallel)
+    split_of = DeviceSplit(args.tensor_parallel, args.pipeline_parallel, args.expert_parallel)
+    found = find_capacity(shape, hardware, goal, split=split_of)
+    ranks, shape = split_of.num_devices, split_of.share(shape)
     of_each = f"of each of {ranks} ranks: " if ranks > 1 else ""
     print(f"{shape.describe()}, on {hardware.name} ({hardware.about})" + (f", {ranks} devices" if ranks > 1 else ""))
     print(
@@ -541,6 +546,9 @@ def _plan(args: argparse.Namespace) -> int:
     for part in ("linear", "attention", "small_ops", "head", "host", *(("collectives",) if ranks > 1 else ())):
         seconds = getattr(found.step, part)
         print(f"  {part.replace('_', ' '):<10} {seconds * 1e3:>10.3f} ms {seconds / found.step.total:>6.1%}")
+    if ranks > 1:
+        sent = found.step.sent_bytes / 1e6
+        print(f"each rank joins others' results {found.step.num_collectives} times a step, and sends {sent:,.1f} MB")
     print(f"one replica: {found.tokens_per_s:,.0f} tokens/s, {found.tokens_per_s / goal.osl:,.2f} requests/s")
     if args.rate:
         count = found.replicas(goal, args.rate)
@@ -1043,6 +1051,12 @@ def _add_plan(commands: Any) -> None:
     ranks_help = "devices that share out every layer (default: %(default)s)"
     split.add_argument("--tensor-parallel", type=parse_at_least_one, default=1, metavar="N", help=ranks_help)
     split.add_argument("--devices", type=parse_count, default=0, metavar="N", help="compare the splits of N devices")
+    stages_help = (
+        "devices, or groups of tensor-parallel devices, that each have some of the layers (default: %(default)s)"
+    )
+    plan.add_argument("--pipeline-parallel", type=parse_at_least_one, default=1, metavar="N", help=stages_help)
+    experts_help = "parts of the tensor-parallel devices that each have some of the experts (default: %(default)s)"
+    plan.add_argument("--expert-parallel", type=parse_at_least_one, default=1, metavar="N", help=experts_help)
     plan.add_argument("--num-threads", type=parse_count, default=0, metavar="N", help="CPU threads; 0: one per core")
     plan.add_argument("--measure-again", action="store_true", help="measure this CPU again")
     plan.set_defaults(run=_plan)

@@ -18,8 +18,9 @@ from torch import Tensor
 from ...kernels import QuantizedWeight, mix_experts
 from ..layers.adapters import AdapterRows
 from ..layers.moe import MoE
-from .group import SUM_BY_PARTS, Group
+from .group import Group
 from .sharding import even_parts
+from .sizes import SUM_BY_PARTS
 
 
 class SplitExperts(MoE):

@@ -10,14 +10,12 @@ and values are in every layer's slots before a later micro-step reads them.
 from __future__ import annotations
 
 from collections import deque
-from math import sqrt
 
 import torch
 from torch import Tensor
 
 from .group import Group, Wait
-
-READ_TOKENS = 8  # a product over the layers' weights takes as long for one token as for so many: the weights are read
+from .sizes import num_micro_steps
 
 
 class PipelineStage:
@@ -34,9 +32,7 @@ class PipelineStage:
         self._going: deque[Wait] = deque()
 
     def num_micro_steps(self, num_tokens: int) -> int:
-        """The number M that takes the least time: (M + P - 1) turns, of each (READ_TOKENS + T / M) tokens' time."""
-        best = round(sqrt((self._num_stages - 1) * num_tokens / READ_TOKENS))
-        return max(1, min(best, num_tokens))
+        return num_micro_steps(self._num_stages, num_tokens)
 
     def begin(self, num_tokens: list[int]) -> None:
         assert not self._coming, "the step before has ended"

@@ -1,6 +1,6 @@
 """Predictions for a model on a machine, without running it: step times, batches, throughput and replicas."""
 
-from .capacity import Capacity, Goal, best_split, find_capacity
+from .capacity import Capacity, DeviceSplit, Goal, best_split, find_capacity
 from .hardware import HARDWARE, Hardware
 from .shapes import KV_BYTES, SHAPES, ModelShape
 from .step_time import StepTime, step_time
@@ -13,6 +13,7 @@ __all__ = [
     "Goal",
     "Hardware",
     "ModelShape",
+    "DeviceSplit",
     "StepTime",
     "best_split",
     "find_capacity",

@@ -41,6 +41,29 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceSplit:
+    """How devices share out one model; ``expert`` divides ``tensor``."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    expert: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        """The engine's options."""
+        counts = {"tensor": self.tensor, "pipeline": self.pipeline, "expert": self.expert}
+        return (
+            " ".join(f"--{name}-parallel {count}" for name, count in counts.items() if count > 1) or "one device each"
+        )
+
+    def share(self, shape: ModelShape) -> ModelShape:
+        return shape.share(self.tensor, stages=self.pipeline, expert_parts=self.expert)
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """``batch`` 0: not even one sequence fits. ``limit`` says why the batch cannot be larger by one."""
 
@@ -51,7 +74,7 @@ class Capacity:
     tpot_s: float
     tokens_per_s: float
     step: StepTime
-    tensor_parallel: int = 1
+    split: DeviceSplit = DeviceSplit()
 
     def replicas(self, goal: Goal, requests_per_s: float) -> int:
         """Replicas that ``requests_per_s`` need."""
@@ -60,15 +83,15 @@ class Capacity:
         return max(1, math.ceil(requests_per_s * goal.osl / self.tokens_per_s))
 
 
-def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal, *, tensor_parallel: int = 1) -> Capacity:
-    """The largest batch that memory and goal allow, on ``tensor_parallel`` devices together."""
-    if tensor_parallel > 1 and not hardware.link_rate:
+def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal, *, split: DeviceSplit = DeviceSplit()) -> Capacity:
+    """The largest batch that memory and goal allow, on the devices of ``split`` together."""
+    if split.num_devices > 1 and not hardware.link_rate:
         raise InvalidParams(
-            f"tensor_parallel={tensor_parallel} on {hardware.name}: the rate of its links is not known; plans for "
-            f"several devices are made for those with links",
+            f"{split} on {hardware.name}: the rate of its links is not known; plans for several devices are made for "
+            f"those with links",
             where="tensor_parallel",
         )
-    share = shape.share(tensor_parallel)
+    share = split.share(shape)
     free = hardware.memory_bytes * MEMORY_SHARE - share.weights_size_bytes
     slots = max(0, int(free / share.slot_size_bytes))
     fit = min(slots // (goal.isl + goal.osl), MAX_BATCH)
@@ -76,12 +99,12 @@ def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal, *, tensor_p
         need = share.weights_size_bytes + (goal.isl + goal.osl) * share.slot_size_bytes
         have = hardware.memory_bytes * MEMORY_SHARE
         limit = f"memory: {need / 1e9:.1f} GB for weights and one sequence, {have / 1e9:.1f} GB available"
-        return _capacity(shape, hardware, goal, 0, limit, slots, tensor_parallel)
+        return _capacity(shape, hardware, goal, 0, limit, slots, split)
     # Both times grow with the batch, so bisect.
     low, high = 0, fit
     while low < high:
         middle = (low + high + 1) // 2
-        if _broken(goal, *_times(shape, hardware, goal, middle, tensor_parallel)[:2]):
+        if _broken(goal, *_times(shape, hardware, goal, middle, split)[:2]):
             high = middle - 1
         else:
             low = middle
@@ -93,31 +116,40 @@ def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal, *, tensor_p
     if goal.ttft_s == goal.tpot_s == math.inf:
         limit += "; no goal for times was given (--tpot-s, --ttft-s)"
     if low < fit:
-        limit = _broken(goal, *_times(shape, hardware, goal, low + 1, tensor_parallel)[:2])
-    return _capacity(shape, hardware, goal, low, limit, slots, tensor_parallel)
+        limit = _broken(goal, *_times(shape, hardware, goal, low + 1, split)[:2])
+    return _capacity(shape, hardware, goal, low, limit, slots, split)
 
 
 def best_split(shape: ModelShape, hardware: Hardware, goal: Goal, *, devices: int) -> list[Capacity]:
-    """For each tensor-parallel split of ``devices`` into equal replicas its capacity, most tokens a second first.
+    """For each split of ``devices`` into equal replicas its capacity, most tokens a second first. Of a mixture's
+    experts either all are split, or none.
 
-    ``Capacity.tokens_per_s`` is of one replica of ``devices // tensor_parallel``.
+    ``Capacity.tokens_per_s`` is of one replica of ``devices // split.num_devices``.
     """
     if devices < 1:
         raise InvalidParams(f"devices={devices}: give 1 or more")
-    sizes = [size for size in range(1, min(devices, shape.num_heads) + 1) if devices % size == 0]
-    found = [find_capacity(shape, hardware, goal, tensor_parallel=size) for size in sizes]
-    return sorted(found, key=lambda one: -one.tokens_per_s * (devices // one.tensor_parallel))
+    sizes = [size for size in range(1, devices + 1) if devices % size == 0]
+    splits = [
+        DeviceSplit(tensor, pipeline, expert)
+        for tensor in sizes
+        for pipeline in sizes
+        for expert in sorted({1, tensor})
+        if devices % (tensor * pipeline) == 0 and tensor <= shape.num_heads and pipeline <= shape.num_layers
+        if expert == 1 or expert <= shape.num_experts
+    ]
+    found = [find_capacity(shape, hardware, goal, split=split) for split in splits]
+    return sorted(found, key=lambda one: -one.tokens_per_s * (devices // one.split.num_devices))
 
 
 def _capacity(
-    shape: ModelShape, hardware: Hardware, goal: Goal, batch: int, limit: str, slots: int, tensor_parallel: int
+    shape: ModelShape, hardware: Hardware, goal: Goal, batch: int, limit: str, slots: int, split: DeviceSplit
 ) -> Capacity:
-    ttft_s, tpot_s, step = _times(shape, hardware, goal, max(batch, 1), tensor_parallel)
-    return Capacity(batch, limit, slots, ttft_s, tpot_s, batch / tpot_s, step, tensor_parallel)
+    ttft_s, tpot_s, step = _times(shape, hardware, goal, max(batch, 1), split)
+    return Capacity(batch, limit, slots, ttft_s, tpot_s, batch / tpot_s, step, split)
 
 
 def _times(
-    shape: ModelShape, hardware: Hardware, goal: Goal, batch: int, tensor_parallel: int
+    shape: ModelShape, hardware: Hardware, goal: Goal, batch: int, split: DeviceSplit
 ) -> tuple[float, float, StepTime]:
     """(time to first token, time per token, the mean step) of a batch in its steady state."""
     new_prompt = goal.isl * (1 - goal.cached_share)
@@ -130,7 +162,9 @@ def _times(
         context=context,
         prefill=batch * new_prompt / goal.osl,
         prefill_context=seen,
-        tensor_parallel=tensor_parallel,
+        tensor_parallel=split.tensor,
+        pipeline_parallel=split.pipeline,
+        expert_parallel=split.expert,
     )
     chunk = min(goal.chunk, new_prompt)
     chunk_step = step_time(
@@ -140,7 +174,9 @@ def _times(
         context=context,
         prefill=chunk,
         prefill_context=seen,
-        tensor_parallel=tensor_parallel,
+        tensor_parallel=split.tensor,
+        pipeline_parallel=split.pipeline,
+        expert_parallel=split.expert,
     )
     # On average a prompt arrives in the middle of a step.
     return math.ceil(new_prompt / chunk) * chunk_step.total + step.total / 2, step.total, step

@@ -45,6 +45,10 @@ class Hardware:
         """Seconds of a sum over ``ranks`` devices: each sends and receives 2 (N - 1) / N of the tensor."""
         return self.collective_s + 2 * (ranks - 1) / ranks * size_bytes / self.link_rate if ranks > 1 else 0.0
 
+    def send_s(self, size_bytes: float) -> float:
+        """Seconds of a message to another device."""
+        return self.collective_s + size_bytes / self.link_rate
+
     def product_s(self, outputs: int, inputs: int, rows: float, *, bits: int, weight_bytes: float) -> float:
         """Seconds of a matrix product of ``rows`` rows."""
         weights = outputs * inputs

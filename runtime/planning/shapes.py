@@ -38,6 +38,7 @@ class ModelShape:
     eight_bit_share: float = 0.0
     num_experts: int = 0
     experts_per_token: int = 0
+    experts_held: int = 0  # of a rank with a share of them; 0: all
 
     def __post_init__(self) -> None:
         if self.weight_bits not in WEIGHT_BYTES:
@@ -88,19 +89,38 @@ class ModelShape:
         mixed = f" ({self.eight_bit_share:.0%} of them 8-bit)" if self.eight_bit_share else ""
         return f"{self.name}, {self.weight_bits}-bit weights{mixed}"
 
-    def share(self, ranks: int) -> ModelShape:
-        """The largest share of a tensor-parallel rank, rounded up: every rank waits for it."""
+    def share(self, ranks: int, *, stages: int = 1, expert_parts: int = 1) -> ModelShape:
+        """The largest share of a rank, rounded up: every rank waits for it. ``ranks`` share out each layer,
+        ``stages`` have some of the layers, ``expert_parts`` of the ranks have some of the experts.
+        """
         if not 1 <= ranks <= self.num_heads:
             raise InvalidParams(f"tensor_parallel={ranks}: {self.name} has {self.num_heads} heads; give 1 to that many")
+        if not 1 <= stages <= self.num_layers:
+            raise InvalidParams(
+                f"pipeline_parallel={stages}: {self.name} has {self.num_layers} layers; give 1 to that many"
+            )
+        if expert_parts < 1 or ranks % expert_parts or expert_parts > max(self.num_experts, 1):
+            raise InvalidParams(
+                f"expert_parallel={expert_parts}: {self.name} has {self.num_experts or 'no'} experts, and the number "
+                f"must divide tensor_parallel={ranks}"
+            )
         kv_heads = -(-self.num_kv_heads // ranks)
         group = self.num_heads // self.num_kv_heads
         heads = kv_heads * group if ranks <= self.num_kv_heads else -(-self.num_heads // ranks)
-        inner, vocab = -(-self.inner // ranks), -(-self.vocab_size // ranks)
-        return replace(self, num_heads=heads, num_kv_heads=kv_heads, inner=inner, vocab_size=vocab)
+        inner, vocab = -(-self.inner // (ranks // expert_parts)), -(-self.vocab_size // ranks)
+        return replace(
+            self,
+            num_layers=-(-self.num_layers // stages),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            inner=inner,
+            vocab_size=vocab,
+            experts_held=-(-self.num_experts // expert_parts),
+        )
 
     def experts_read(self, tokens: float) -> float:
-        """The mean number of experts that ``tokens`` tokens of one step go through, if all are equally likely."""
-        return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** tokens)
+        """The mean number of held experts that ``tokens`` tokens of one step go through, if all are equally likely."""
+        return (self.experts_held or self.num_experts) * (1 - (1 - self.experts_per_token / self.num_experts) ** tokens)
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
@@ -116,7 +136,7 @@ class ModelShape:
     @property
     def layer_weights(self) -> int:
         attention, mlp = self.products[:2], self.products[2:]
-        copies = max(self.num_experts, 1)
+        copies = max(self.experts_held or self.num_experts, 1)
         weights = sum(outputs * inputs for outputs, inputs in attention)
         return weights + copies * sum(outputs * inputs for outputs, inputs in mlp) + self.hidden * self.num_experts
 

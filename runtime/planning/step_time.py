@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..parallel.sizes import READ_TOKENS, SUM_BY_PARTS, num_micro_steps
 from .hardware import Hardware
 from .shapes import WEIGHT_BYTES, ModelShape
 
 KERNELS_A_LAYER = 8  # four products, two norms, rope with the KV write, attention, activation; one is fused
 SUM_BYTES = 2  # of a number in a sum between ranks
+RESIDUAL_BYTES = 4  # of a number that a stage sends to the next
 SMALL_KERNELS = 4  # of them, without products and attention
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds by part, as in ``phloem bench --profile``."""
+    """Seconds by part, as in ``phloem bench --profile``. ``num_collectives`` and ``sent_bytes`` are of one rank."""
 
     linear: float
     attention: float
@@ -22,6 +24,8 @@ class StepTime:
     head: float
     host: float
     collectives: float = 0.0
+    num_collectives: int = 0
+    sent_bytes: float = 0.0
 
     @property
     def total(self) -> float:
@@ -37,20 +41,27 @@ def step_time(
     prefill: float = 0.0,
     prefill_context: float = 0.0,
     tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    expert_parallel: int = 1,
 ) -> StepTime:
     """A step in which ``rows`` sequences decode one token each, with ``context`` tokens before it on average, beside
     ``prefill`` tokens of prompts with ``prefill_context`` tokens before them on average. Counts may be fractions.
 
     With ``tensor_parallel`` ranks each has its share of the work, and two sums a layer and one of the embedding join
-    the results.
+    the results. With ``pipeline_parallel`` stages the layers are run in turns of a micro-step each. Each of
+    ``expert_parallel`` parts of the ranks has some of the experts.
     """
-    whole, shape = shape, shape.share(tensor_parallel)
+    whole, shape = shape, shape.share(tensor_parallel, stages=pipeline_parallel, expert_parts=expert_parallel)
     tokens = rows + prefill
+    micro_steps = num_micro_steps(pipeline_parallel, tokens, read_tokens=_read_tokens(whole, hardware))
+    turns = micro_steps + pipeline_parallel - 1
+    all_rows, rows, prefill, tokens = rows, rows / micro_steps, prefill / micro_steps, tokens / micro_steps
+    layers = turns * shape.num_layers
     # A prompt needs logits only for its last token, which is left out.
     head = hardware.product_s(
         shape.vocab_size,
         shape.hidden,
-        max(rows, 1.0),
+        max(all_rows, 1.0),
         bits=shape.head_bits,
         weight_bytes=WEIGHT_BYTES[shape.head_bits],
     )
@@ -60,16 +71,50 @@ def step_time(
         + _attention_s(shape, hardware, rows, context, hardware.score_rate)
         + _attention_s(shape, hardware, prefill, prefill_context, hardware.prefill_score_rate, queries=64.0)
     )
+    sums, exchanges = _joins(shape, tokens, tensor_parallel, expert_parallel)
+    sum_bytes = tokens * shape.hidden * SUM_BYTES
+    part = (tensor_parallel - 1) / tensor_parallel  # of a tensor that one rank sends when all get parts of it
+    exchange_bytes = part * sum_bytes * (1 + _chosen_share(whole, expert_parallel))
+    stage_bytes = tokens * shape.hidden * RESIDUAL_BYTES if pipeline_parallel > 1 else 0.0
+    collectives = turns * (sums * hardware.sum_s(sum_bytes, tensor_parallel))
+    if exchanges:
+        collectives += turns * exchanges * (2 * hardware.collective_s + exchange_bytes / hardware.link_rate)
+    if pipeline_parallel > 1:
+        collectives += turns * hardware.send_s(stage_bytes)
     return StepTime(
-        linear=shape.num_layers * _products_s(shape, hardware, tokens),
-        attention=shape.num_layers * attention,
-        small_ops=shape.num_layers * _small_ops_s(shape, hardware, tokens),
+        linear=layers * _products_s(shape, hardware, tokens),
+        attention=layers * attention,
+        small_ops=layers * _small_ops_s(shape, hardware, tokens),
         head=head,
         host=hardware.host_step_s
-        + rows * hardware.host_row_s
-        + (rows * whole.vocab_size / hardware.logit_rate if hardware.logit_rate else 0.0),
-        collectives=(2 * shape.num_layers + 1) * hardware.sum_s(tokens * shape.hidden * SUM_BYTES, tensor_parallel),
+        + all_rows * hardware.host_row_s
+        + (all_rows * whole.vocab_size / hardware.logit_rate if hardware.logit_rate else 0.0),
+        collectives=collectives,
+        num_collectives=micro_steps * (sums + 2 * exchanges + (pipeline_parallel > 1)),
+        sent_bytes=micro_steps * (sums * 2 * part * sum_bytes + exchanges * exchange_bytes + stage_bytes),
     )
+
+
+def _read_tokens(shape: ModelShape, hardware: Hardware) -> float:
+    """For how many tokens products take as long as for one."""
+    if hardware.curves:
+        return READ_TOKENS
+    each = hardware.product_rate * shape.layer_weight_bytes / (2 * hardware.read_rate)
+    return each * shape.num_experts / shape.experts_per_token if shape.num_experts else each
+
+
+def _joins(shape: ModelShape, tokens: float, ranks: int, expert_parts: int) -> tuple[int, int]:
+    """How often ranks join a micro-step's results by a sum, and how often by an exchange of experts' results."""
+    if ranks == 1:
+        return 0, 0
+    if expert_parts > 1 and tokens * shape.hidden >= SUM_BY_PARTS:
+        return shape.num_layers + 1, shape.num_layers
+    return 2 * shape.num_layers + 1, 0
+
+
+def _chosen_share(whole: ModelShape, expert_parts: int) -> float:
+    """The share of tokens that take an expert of one part, if all are equally likely."""
+    return 1 - (1 - 1 / expert_parts) ** whole.experts_per_token if whole.num_experts else 0.0
 
 
 def _products_s(shape: ModelShape, hardware: Hardware, tokens: float) -> float:
@@ -84,7 +129,8 @@ def _products_s(shape: ModelShape, hardware: Hardware, tokens: float) -> float:
     )
     if shape.num_experts and tokens:
         read = shape.experts_read(tokens)
-        each = tokens * shape.experts_per_token / read  # tokens of one expert
+        held = (shape.experts_held or shape.num_experts) / shape.num_experts
+        each = tokens * shape.experts_per_token * held / read  # tokens of one expert
         products_s += hardware.product_s(shape.num_experts, shape.hidden, tokens, bits=16, weight_bytes=2.0)
         products_s += read * sum(
             hardware.product_s(outputs, inputs, each, bits=shape.weight_bits, weight_bytes=shape.layer_weight_bytes)

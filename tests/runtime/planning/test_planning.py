@@ -10,6 +10,7 @@ from phloem.runtime.planning import (
     HARDWARE,
     KV_BYTES,
     SHAPES,
+    DeviceSplit,
     Goal,
     Hardware,
     ModelShape,
@@ -235,11 +236,52 @@ def test_a_mixture_reads_the_experts_that_its_tokens_take() -> None:
 def test_the_best_split_of_eight_devices_has_most_tokens_a_second() -> None:
     shape = replace(SHAPES["llama-3.3-70b"], weight_bits=16)
     found = best_split(shape, HARDWARE["h100"], Goal(1000, 200), devices=8)
-    rates = [one.tokens_per_s * (8 // one.tensor_parallel) for one in found]
-    assert rates == sorted(rates, reverse=True) and {one.tensor_parallel for one in found} == {1, 2, 4, 8}
-    assert next(one for one in found if one.tensor_parallel == 1).batch == 0  # 141 GB do not fit into one device
-    with pytest.raises(InvalidParams, match="tensor_parallel=2 on l4: the rate of its links is not known"):
-        find_capacity(shape, HARDWARE["l4"], Goal(1000, 200), tensor_parallel=2)
+    rates = [one.tokens_per_s * (8 // one.split.num_devices) for one in found]
+    assert rates == sorted(rates, reverse=True)
+    sizes = (1, 2, 4, 8)
+    assert {one.split for one in found} == {DeviceSplit(t, p) for t in sizes for p in sizes if t * p <= 8}
+    assert next(one for one in found if one.split == DeviceSplit()).batch == 0  # 141 GB do not fit into one device
+    mixture = best_split(
+        replace(SHAPES["qwen3-235b-a22b"], weight_bits=16), HARDWARE["h100"], Goal(1000, 200), devices=8
+    )
+    assert {one.split.expert for one in mixture if one.split.tensor == 8} == {1, 8}
+    with pytest.raises(InvalidParams, match="--tensor-parallel 2 on l4: the rate of its links is not known"):
+        find_capacity(shape, HARDWARE["l4"], Goal(1000, 200), split=DeviceSplit(2))
+
+
+def test_stages_hold_fewer_bytes_and_wait_for_each_other() -> None:
+    shape, h100 = replace(SHAPES["llama-3.3-70b"], weight_bits=16), HARDWARE["h100"]
+    one = step_time(shape, h100, rows=1, context=500)
+    four = step_time(shape, h100, rows=1, context=500, pipeline_parallel=4)
+    assert four.linear == pytest.approx(one.linear)  # one token passes one stage after the other
+    assert four.num_collectives == 1 and four.sent_bytes == 4 * 8192
+    many = [step_time(shape, h100, rows=8000, context=500, pipeline_parallel=size) for size in (1, 4)]
+    assert many[0].linear / 4 < many[1].linear < many[0].linear / 3
+    assert shape.share(2, stages=4).num_layers == 20
+    with pytest.raises(InvalidParams, match="pipeline_parallel=81: llama-3.3-70b has 80 layers; give 1 to that many"):
+        shape.share(1, stages=81)
+
+
+def test_experts_on_ranks_are_read_as_often_and_exchanges_send_less_than_sums() -> None:
+    shape, h100 = replace(SHAPES["qwen3-235b-a22b"], weight_bits=16, experts_per_token=2), HARDWARE["h100"]
+    for rows in (8, 512):
+        sums, parts = (
+            step_time(shape, h100, rows=rows, context=500, tensor_parallel=8, expert_parallel=size) for size in (1, 8)
+        )
+        assert parts.linear == pytest.approx(sums.linear, rel=0.01)
+        if rows * shape.hidden < 1 << 16:
+            assert parts.num_collectives == sums.num_collectives == 2 * 94 + 1
+            assert parts.sent_bytes == sums.sent_bytes
+        else:
+            assert parts.num_collectives == 3 * 94 + 1
+            chosen = 1 - (7 / 8) ** 2  # of the tokens, by one of their two experts
+            layer = 7 / 8 * rows * 4096 * 2
+            assert parts.sent_bytes == pytest.approx(sums.sent_bytes - 94 * layer * (1 - chosen))
+    assert shape.share(8, expert_parts=8).layer_weights == pytest.approx(shape.share(8).layer_weights)
+    with pytest.raises(
+        InvalidParams, match="expert_parallel=3: qwen3-235b-a22b has 128 experts, and the number must d"
+    ):
+        shape.share(8, expert_parts=3)
 
 
 def test_the_command_compares_splits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,3 +291,6 @@ def test_the_command_compares_splits(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["plan", "llama-3.3-70b", "--hardware", "h100", "--tensor-parallel", "8"]) == 0
     shown = capsys.readouterr().out
     assert "of each of 8 ranks: weights" in shown and "collectives" in shown
+    split = ["--tensor-parallel", "4", "--pipeline-parallel", "2", "--expert-parallel", "4"]
+    assert main(["plan", "qwen3-235b-a22b", "--hardware", "h100", *split]) == 0
+    assert "each rank joins others' results" in capsys.readouterr().out
