@@ -60,7 +60,10 @@ def anthropic_routes(service: Service) -> APIRouter:
     def count(request: CountRequest) -> Response:
         service.adapter_of(request.model)
         check_thinking(request)
-        asked = model.ask(request.conversation(), SamplingParams(), settings=ProgramSettings())
+        conversation = request.conversation()
+        if conversation.images:
+            raise errors.Unsupported("an image's tokens are not counted; leave image blocks out", where="messages")
+        asked = model.ask(conversation, SamplingParams(), settings=ProgramSettings())
         return json_response({"input_tokens": len(first_prompt(asked.job.ops, service.tokenizer))})
 
     return router

@@ -10,6 +10,7 @@ from ...constrained.spec import GrammarSpec
 from ...protocol.messages import ProgramSettings
 from ...protocol.sampling import SamplingParams
 from .conversation import Conversation
+from .image_parts import IMAGE, ImageUrl, joined
 from .schemas import (
     LIST,
     MAX_DEPTH,
@@ -47,6 +48,29 @@ class TextBlock(Block):
     type: Literal["text"]
     text: str
     citations: Annotated[Any, unserved([])] = None
+
+
+class ImageSource(Strict):
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+def _in_the_request(source: Any) -> Any:
+    kind = source.get("type") if isinstance(source, dict) else None
+    if isinstance(kind, str) and kind != "base64":
+        message = f"an image source of type {kind!r} is not supported: images are not fetched; send type 'base64'"
+        raise PydanticCustomError("unsupported", "{message}", {"message": message})
+    return source
+
+
+class ImageBlock(Block):
+    type: Literal["image"]
+    source: Annotated[ImageSource, BeforeValidator(_in_the_request)]
+
+    @property
+    def url(self) -> str:
+        return f"data:{self.source.media_type};base64,{self.source.data}"
 
 
 class ThinkingBlock(Strict):
@@ -110,11 +134,18 @@ class ToolResultBlock(Block):
 
 AnyBlock = Annotated[
     Annotated[TextBlock, Tag("TextBlock")]
+    | Annotated[ImageBlock, Tag("ImageBlock")]
     | Annotated[ThinkingBlock, Tag("ThinkingBlock")]
     | Annotated[ToolUseBlock, Tag("ToolUseBlock")]
     | Annotated[ToolResultBlock, Tag("ToolResultBlock")],
-    by_type(text="TextBlock", thinking="ThinkingBlock", tool_use="ToolUseBlock", tool_result="ToolResultBlock"),
-    _only("text", "thinking", "tool_use", "tool_result"),
+    by_type(
+        text="TextBlock",
+        image="ImageBlock",
+        thinking="ThinkingBlock",
+        tool_use="ToolUseBlock",
+        tool_result="ToolResultBlock",
+    ),
+    _only("text", "image", "thinking", "tool_use", "tool_result"),
 ]
 
 
@@ -131,7 +162,11 @@ class MessageEntry(Strict):
 
     @model_validator(mode="after")
     def _blocks_of_the_role(self) -> "MessageEntry":
-        allowed = {"assistant": ("text", "thinking", "tool_use"), "user": ("text", "tool_result"), "system": ("text",)}
+        allowed = {
+            "assistant": ("text", "thinking", "tool_use"),
+            "user": ("text", "image", "tool_result"),
+            "system": ("text",),
+        }
         for block in self.blocks:
             if block.type not in allowed[self.role]:
                 message = f"a block of type {block.type!r} does not belong to role {self.role!r}"
@@ -139,7 +174,7 @@ class MessageEntry(Strict):
         return self
 
     @property
-    def blocks(self) -> "list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]":
+    def blocks(self) -> "list[TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]":
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
     def for_template(self) -> list[dict[str, Any]]:
@@ -152,7 +187,9 @@ class MessageEntry(Strict):
             if not made or made[-1]["role"] != self.role:
                 made.append({"role": self.role, "content": ""})
             if isinstance(block, TextBlock):
-                made[-1]["content"] += block.text
+                made[-1]["content"] = joined(made[-1]["content"], block.text)
+            elif isinstance(block, ImageBlock):
+                made[-1]["content"] = joined(made[-1]["content"], [IMAGE])
             elif isinstance(block, ThinkingBlock):
                 made[-1]["reasoning_content"] = made[-1].get("reasoning_content", "") + block.thinking
             else:
@@ -298,7 +335,7 @@ class CountRequest(Strict):
         for message in self.messages[:-1] if self.messages[-1].role == "assistant" else self.messages:
             for turn in message.for_template():
                 if messages and set(turn) | set(messages[-1]) == {"role", "content"} and _is_same(messages[-1], turn):
-                    messages[-1]["content"] += JOINT + turn["content"]
+                    messages[-1]["content"] = joined(joined(messages[-1]["content"], JOINT), turn["content"])
                 else:
                     messages.append(turn)
         tools = [] if self.choice == "none" else [tool.schema_of() for tool in self.tools or ()]
@@ -311,6 +348,12 @@ class CountRequest(Strict):
             grammar=self.grammar(),
             may_think=self.thinking is None or self.thinking.type != "disabled",
             prefill=self.prefill,
+            images=[
+                ImageUrl(block.url, f"messages.{i}.content", "image")
+                for i, message in enumerate(self.messages)
+                for block in message.blocks
+                if isinstance(block, ImageBlock)
+            ],
         )
 
 

@@ -62,6 +62,19 @@ class ImageUrl:
         return ImagePart(hashlib.sha256(data).hexdigest(), data)
 
 
+def joined(content: str | list[dict[str, str]], more: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+    """A message's content and more of it, for the template: a text, or parts where it has images."""
+    if isinstance(content, str) and isinstance(more, str):
+        return content + more
+    return [*_parts(content), *_parts(more)]
+
+
+def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return content
+
+
 def with_images(parts: Sequence[Part], images: Sequence[ImagePart], *, token_id: int) -> list[Part | ImagePart]:
     """``parts`` of a rendered conversation, with the images in place of the template's image tokens, in order.
 

@@ -10,6 +10,7 @@ from ...constrained.spec import GrammarSpec
 from ...protocol.messages import ProgramSettings
 from ...protocol.sampling import SamplingParams
 from .conversation import Conversation, Written
+from .image_parts import IMAGE, ImageUrl, joined
 from .schemas import (
     LIST,
     MAX_ITEMS,
@@ -56,6 +57,13 @@ class TextPart(Strict):
     logprobs: Any = None
 
 
+class ImagePartSent(Strict):
+    type: Literal["input_image"]
+    image_url: str
+    detail: Annotated[Any, unserved("auto")] = None
+    file_id: Annotated[Any, unserved()] = None
+
+
 _PART = _known("a content part", "input_text", "output_text", hint=": this model reads text only")
 TextOrParts = Annotated[
     Annotated[str, TEXT]
@@ -64,8 +72,33 @@ TextOrParts = Annotated[
 ]
 
 
+TextOrImageParts = Annotated[
+    Annotated[str, TEXT]
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[TextPart, Tag("TextPart")] | Annotated[ImagePartSent, Tag("ImagePartSent")],
+                by_type(input_text="TextPart", output_text="TextPart", input_image="ImagePartSent"),
+                _known("a content part", "input_text", "output_text", "input_image"),
+            ]
+        ],
+        Field(max_length=MAX_ITEMS, fail_fast=True),
+        LIST,
+    ],
+    TEXT_OR_LIST,
+]
+
+
 def _text(content: "str | list[TextPart]") -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _content(content: "str | list[TextPart | ImagePartSent]") -> Any:
+    """For the template: a text, or parts where there are images."""
+    found: Any = content if isinstance(content, str) else ""
+    for part in () if isinstance(content, str) else content:
+        found = joined(found, part.text if isinstance(part, TextPart) else [IMAGE])
+    return found
 
 
 class SentItem(Strict):
@@ -78,8 +111,18 @@ class SentItem(Strict):
 class MessageItem(SentItem):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: TextOrParts
+    content: TextOrImageParts
     phase: Annotated[Any, unserved()] = None
+
+    @model_validator(mode="after")
+    def _images_of_the_user(self) -> "MessageItem":
+        if self.images and self.role != "user":
+            raise PydanticCustomError("content", "images belong to messages of role 'user'")
+        return self
+
+    @property
+    def images(self) -> list[ImagePartSent]:
+        return [] if isinstance(self.content, str) else [p for p in self.content if isinstance(p, ImagePartSent)]
 
 
 class CallItem(SentItem, WrittenFunction):
@@ -147,10 +190,10 @@ def turns_of(items: "list[MessageItem | CallItem | CallOutputItem | ReasoningIte
                 last = answer()
                 if last["content"] and "tool_calls" not in last:
                     turns.append({"role": "assistant", "content": ""})
-                answer()["content"] += _text(item.content)
+                answer()["content"] += _content(item.content)
             case MessageItem():
                 role = "system" if item.role == "developer" else item.role
-                turns.append({"role": role, "content": _text(item.content)})
+                turns.append({"role": role, "content": _content(item.content)})
             case ReasoningItem():
                 answer()["reasoning_content"] = "".join(part.text for part in item.content or ())
             case CallItem():
@@ -271,6 +314,8 @@ class ResponsesRequest(with_rows("ResponsesFields", Strict, RESPONSES_ROWS, has_
         strange = next((one.name for one in chosen if one.name not in names), None)
         if strange is not None or (choice == "required" and not names):
             raise fault(f"tool_choice asks for {strange or choice!r}, which tools does not have", "tool_choice")
+        if self.images and self.store is not False:
+            raise fault("images are not stored: send store=false, and the conversation with each request", "store")
         if self.stream_options is not None and not self.stream:
             raise fault("stream_options is only allowed with stream=true", "stream_options")
         other = next((name for name in self.include or () if name != LOGPROBS), None)
@@ -290,6 +335,16 @@ class ResponsesRequest(with_rows("ResponsesFields", Strict, RESPONSES_ROWS, has_
     @property
     def has_logprobs(self) -> bool:
         return LOGPROBS in (self.include or ())
+
+    @property
+    def images(self) -> list[ImageUrl]:
+        items = () if isinstance(self.input, str) else self.input
+        return [
+            ImageUrl(image.image_url, f"input.{i}.content", "input_image")
+            for i, item in enumerate(items)
+            if isinstance(item, MessageItem)
+            for image in item.images
+        ]
 
     def turns(self) -> list[dict[str, Any]]:
         """The input as a template takes it."""
@@ -316,6 +371,7 @@ class ResponsesRequest(with_rows("ResponsesFields", Strict, RESPONSES_ROWS, has_
             grammar=self.grammar(),
             may_think=self.reasoning is None or self.reasoning.effort != "none",
             written=written,
+            images=self.images,
         )
 
     def sampling(self, *, max_tokens: int) -> SamplingParams:

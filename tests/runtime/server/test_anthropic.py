@@ -239,7 +239,10 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
             {"messages": [{"role": "user", "content": ["x"]}]},
             "content.0='x': must be an object with a 'type'",
         ),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "a content block of type 'image' is not supported"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "a content part of type 'image' is not supported: this model reads text only",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": ""}]}]},
             "does not belong to role",

@@ -252,6 +252,9 @@ def test_a_format_is_a_grammar(serve):
     assert [gen.grammar and json.loads(gen.grammar.text) for gen in seen.gens] == [schema, {"type": "object"}, None]
 
 
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -259,7 +262,13 @@ def test_a_format_is_a_grammar(serve):
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "'input.0.content.0.text' is required"),
         ({"input": [{}]}, "input.0: must be an object with a 'type', one of message, function_call"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "an item of type 'item_reference' is not supported"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "type 'input_image' is not supported"),
+        ({"input": [{"role": "user", "content": [IMAGE]}], "store": False}, "type 'input_image' is not supported"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "images are not stored: send store=false"),
+        (
+            {"input": [{"role": "system", "content": [IMAGE]}], "store": False},
+            "images belong to messages of role 'user'",
+        ),
+        ({"input": [{"role": "user", "content": [IMAGE | {"detail": "low"}]}], "store": False}, "detail"),
         ({"input": [{"role": "tool", "content": "x"}]}, "'user', 'assistant', 'system' or 'developer'"),
         ({"max_output_tokens": -1}, "max_output_tokens=-1: must be >= 0"),
         ({"max_tokens": 5}, "unknown field 'max_tokens'"),

@@ -118,3 +118,55 @@ def test_a_bad_image_url_is_a_bad_request(http: httpx.Client, url: str, says: st
 def test_a_bad_part_is_refused_by_name(http: httpx.Client, role: str, part: dict[str, object], says: str) -> None:
     answer = http.post("/v1/chat/completions", json={"messages": [{"role": role, "content": [part]}]})
     assert answer.status_code == 400 and says in answer.json()["error"]["message"]
+
+
+def test_the_other_apis_read_images_as_a_chat_does(http: httpx.Client) -> None:
+    chat = ask(http, "look: ", CAT, "what?", ignore_eos=False).json()
+    expected = chat["choices"][0]["message"]["content"]
+    assert expected
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(CAT).decode()}
+    texts = [{"type": "text", "text": "look: "}, {"type": "text", "text": "what?"}]
+    limits = {"temperature": 0.0}
+    content = [texts[0], {"type": "image", "source": source}, texts[1]]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, **limits}
+    found = http.post("/v1/messages", json=body).raise_for_status().json()
+    assert found["content"][0]["text"] == expected
+    usage = found["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
+    parts = [{"type": "input_text", "text": "look: "}, {"type": "input_image", "image_url": data_url(CAT)}]
+    item = {"role": "user", "content": [*parts, {"type": "input_text", "text": "what?"}]}
+    body = {"input": [item], "max_output_tokens": 8, "store": False, **limits}
+    found = http.post("/v1/responses", json=body).raise_for_status().json()
+    assert found["output"][0]["content"][0]["text"] == expected
+    assert found["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "part", "says"),
+    [
+        (
+            "/v1/messages",
+            {"type": "image", "source": {"type": "url", "url": "https://a.b/c"}},
+            "images are not fetched",
+        ),
+        (
+            "/v1/messages",
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "@@@"}},
+            "whose base64 is damaged",
+        ),
+        (
+            "/v1/messages/count_tokens",
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+            "an image's tokens are not counted",
+        ),
+        ("/v1/responses", {"type": "input_image", "image_url": "https://a.b/c"}, "images are not fetched"),
+        ("/v1/responses", {"type": "input_image", "image_url": "data:", "file_id": "f"}, "file_id"),
+    ],
+)
+def test_the_other_apis_refuse_images_that_the_request_does_not_hold(
+    http: httpx.Client, path: str, part: dict[str, object], says: str
+) -> None:
+    turn = [{"role": "user", "content": [part]}]
+    body = {"input": turn, "store": False} if "responses" in path else {"messages": turn}
+    answer = http.post(path, json=body if path != "/v1/messages" else {"max_tokens": 8, **body})
+    assert answer.status_code == 400 and says in answer.json()["error"]["message"], answer.text
