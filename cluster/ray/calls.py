@@ -22,7 +22,7 @@ from .places import EnginePlace
 
 logger = logging.getLogger(__name__)
 
-AFTER_S = 0.1  # between the beginning of a program at an engine and its call
+AFTER_S = 0.25  # between the beginning of a program at an engine and its call
 
 
 class Board(Protocol):
