@@ -1,6 +1,8 @@
 """A server of several models: requests name one or a rule; keys, limits and operators' pages are there once."""
 
 import contextlib
+import json
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +20,11 @@ from phloem.protocol.model_rules import AnswerCheck, ModelRule, Probe, When
 from phloem.runtime.server.models_app import ServedModel, create_models_app
 from phloem.runtime.server.routed_bodies import ANSWERS
 from phloem.runtime.server.tenants import Keys, Tenant, hash_of
+from phloem.tests.lang.fakes import ENDLESS
 from phloem.tests.runtime.encoder.tiny_encoder import make_encoder
 from phloem.tests.runtime.server.doubles import ChatML, ScriptedClient, WordTokenizer, connected, live_server, rejecting
 from phloem.tests.runtime.string_engine import StringEngine
+from phloem.tests.runtime.wire import wait_until
 
 GOLD, IRON = "phloem-gold", "phloem-iron"
 HARD = Probe(question="Q: {prompt}\nThis is")
@@ -350,6 +354,28 @@ def test_a_prompt_that_the_cheap_model_cannot_hold_is_for_the_strong_one(models)
     with served([cheap, models[1]], {"whole": RULES["whole"], "by-probe": RULES["by-probe"]}) as http:
         assert told(chat(http, "whole")) == ("large", "large", "check")
         assert told(chat(http, "by-probe")) == ("large", "large", "probe")
+
+
+def test_a_client_that_leaves_before_the_check_ends_the_cheap_answer_and_asks_no_other(models):
+    asked: list[str] = []
+    cheap = StringEngine(reply=lambda prompt, op: ENDLESS, step_s=0.002)
+    strong = StringEngine(reply=lambda prompt, op: asked.append(prompt) or " large")
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connected(engine)) for engine in (cheap, strong)]
+        pair = [stack.enter_context(a_model(*both)) for both in zip(("small", "large"), clients, strict=True)]
+        http = stack.enter_context(served(pair, {"by-regex": RULES["by-regex"]}))
+        body = json.dumps({"model": "by-regex", "prompt": "Hi", "max_tokens": 4000}).encode()
+        fields = f"host: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        with socket.create_connection((http.base_url.host, http.base_url.port)) as line:
+            line.sendall(f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body)
+            wait_until(lambda: bool(cheap.programs))
+        wait_until(lambda: not cheap.programs)
+        wait_until(lambda: 'phloem_http_responses_total{route="/v1/completions",status="499"} 1.0' in metrics_of(http))
+        assert asked == []
+
+
+def metrics_of(http: httpx.Client) -> str:
+    return http.get("/metrics").text
 
 
 def test_an_error_of_the_cheap_model_is_the_answer(http):
