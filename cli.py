@@ -101,6 +101,26 @@ def _serve(args: argparse.Namespace) -> int:
 
         _write(config_text(args.command, args))
         return _OK
+    with _first_interpreter(args) as first:
+        return _serve_with(args, first)
+
+
+@contextmanager
+def _first_interpreter(args: argparse.Namespace) -> Iterator[Any]:
+    """The process of the one model's first engine, which loads libraries while this one does; None where it cannot."""
+    if args.on == "ray" or args.cpu_isa != "auto" or args.model is None or args.models:
+        yield None
+        return
+    from .runtime.process import LIBRARIES, PythonProcess
+
+    first = PythonProcess(LIBRARIES)
+    try:
+        yield first
+    finally:
+        first.discard()
+
+
+def _serve_with(args: argparse.Namespace, first: Any) -> int:
     named = _served_models(args)
     from .runtime.server.logs import set_up_logs
 
@@ -112,7 +132,7 @@ def _serve(args: argparse.Namespace) -> int:
     from .cluster.restarts import RestartPolicy
     from .runtime.server import serve
 
-    supervise = _supervise(args)
+    supervise = _supervise(args, first)
 
     def greeting(url: str) -> str:
         replicas = f", {args.replicas} replicas" if args.replicas > 1 else ""
@@ -194,14 +214,14 @@ def _read_rules(path: Path) -> dict[str, Any]:
     return rules
 
 
-def _supervise(args: argparse.Namespace) -> Any:
-    """What keeps the engines alive."""
+def _supervise(args: argparse.Namespace, first: Any) -> Any:
+    """What keeps the engines alive. ``first``: the interpreter of the first one."""
     if args.on != "ray":
         if args.ray_address:
             raise InvalidRequest(f"--ray-address {args.ray_address}: it is for --on ray; add that or leave it out")
         from .cluster.supervisor import Supervisor
 
-        return partial(Supervisor, roles=tuple(args.role)) if args.role else Supervisor
+        return partial(Supervisor, roles=tuple(args.role), first=first)
     if args.role:
         raise InvalidRequest(f"--role {args.role[0]}: with --on ray every replica does both; leave it out")
     from .cluster.restarts import RestartPolicy

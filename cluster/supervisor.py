@@ -27,7 +27,7 @@ from ..protocol.client import Client
 from ..protocol.errors import Cancelled, EngineLost, InternalError, InvalidParams, InvalidRequest, PhloemError
 from ..protocol.ops import AnyOp
 from ..runtime.config import EngineConfig, Progress
-from ..runtime.process import EngineProcess
+from ..runtime.process import EngineProcess, PythonProcess
 from ..runtime.process.launcher import PRIVATE_URL
 from .client import FleetClient, FleetLimits
 from .restarts import RestartPolicy, Restarts
@@ -83,8 +83,9 @@ class Supervisor:
     The constructor returns when the first engine is ready, and raises its error where it cannot start; the others
     start after that, all at once. ``on_failed`` is called once, on a replica's thread, when every replica has failed;
     it must not call ``close``. ``tokenize`` and ``limits`` are those of ``FleetClient``; ``start_timeout_s``,
-    ``factory`` and ``progress`` (of the first engine) those of ``EngineProcess``. Several replicas share out the
-    machine: see ``share``. ``roles``: of the first replicas; the others have ``both``.
+    ``factory`` and ``progress`` (of the first engine) those of ``EngineProcess``; ``first`` is the interpreter of the
+    first engine. Several replicas share out the machine: see ``share``. ``roles``: of the first replicas; the others
+    have ``both``.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Supervisor:
         factory: str = "",
         progress: Progress | None = None,
         on_failed: Callable[[PhloemError], None] | None = None,
+        first: PythonProcess | None = None,
     ) -> None:
         self._on_failed = on_failed
         self._lock = threading.Lock()
@@ -121,7 +123,7 @@ class Supervisor:
             for i, one in enumerate(configs)
         }
         try:
-            self._keepers["0"].launch(progress)
+            self._keepers["0"].launch(progress, first)
             for keeper in self._keepers.values():
                 keeper.begin()
         except BaseException:  # Ctrl-C too
@@ -249,13 +251,13 @@ class _Keeper:
         client, view = self.client, self._view
         return view if client is None else replace(view, silent_s=client.silent_s)
 
-    def launch(self, progress: Progress | None = None) -> None:
+    def launch(self, progress: Progress | None = None, interpreter: PythonProcess | None = None) -> None:
         """Start the next engine and add it to the fleet. Before ``begin``, or on the replica's thread.
 
         Raises what ``EngineProcess`` and ``FleetClient.add`` raise; Cancelled when the keeper was told to stop.
         """
         self._show("starting", epoch=self._view.epoch + 1)
-        process = self._start(progress=progress, is_cancelled=self._stopping.is_set)
+        process = self._start(progress=progress, is_cancelled=self._stopping.is_set, interpreter=interpreter)
         try:
             client = process.connect(engine_timeout_s=self._restarts.policy.step_timeout_s)
             try:

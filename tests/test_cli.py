@@ -33,6 +33,16 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path / "m.gguf")
 
 
+class EarlyProcess:
+    """In place of a process."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self.modules, self.num_discards = modules, 0
+
+    def discard(self) -> None:
+        self.num_discards += 1
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     """What ``serve`` was called with; the real server has tests of its own."""
@@ -43,6 +53,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
         return 0
 
     monkeypatch.setattr("phloem.runtime.server.serve", serve)
+    monkeypatch.setattr("phloem.runtime.process.PythonProcess", EarlyProcess)
     monkeypatch.delenv("PHLOEM_API_KEY", raising=False)
     return calls
 
@@ -81,6 +92,14 @@ def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> 
         wanted = msgspec.structs.replace(wanted, **{field.name: value})
     assert cli.main(["serve", model, *flags]) == 0
     assert served["config"] == wanted
+
+
+def test_serve_starts_the_first_engine_s_interpreter_before_the_server_loads(model: str, served: Served) -> None:
+    cli.main(["serve", model])
+    first = served["supervise"].keywords["first"]
+    assert "torch" in first.modules and first.num_discards == 1
+    cli.main(["serve", model, "--cpu-isa", "portable"])  # to be chosen before torch is loaded
+    assert served["supervise"].keywords["first"] is None
 
 
 def test_serve_passes_its_own_options_on(model: str, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

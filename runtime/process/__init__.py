@@ -2,5 +2,6 @@
 
 from .launcher import EngineProcess
 from .loop import run_engine, serve_engine
+from .python_process import LIBRARIES, PythonProcess
 
-__all__ = ["EngineProcess", "run_engine", "serve_engine"]
+__all__ = ["EngineProcess", "PythonProcess", "LIBRARIES", "run_engine", "serve_engine"]

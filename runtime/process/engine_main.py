@@ -1,8 +1,10 @@
 """The main function of the child process that ``EngineProcess`` starts.
 
+arguments:         the file descriptor of the child's lines, the folder that the parent made for it, and the modules
+                   that the child imports before it reads its order
 parent -> stdin:   one line of JSON, an ``Order``, then kept open; its end is the parent's death, and then this process
                    ends too
-child -> parent:   lines of JSON on the file descriptor that is its argument: ``Loading`` while that takes long, and at
+child -> parent:   lines of JSON on that file descriptor: ``Loading`` while that takes long, and at
                    the end one ``Ready``; nothing after
 """
 
@@ -66,15 +68,22 @@ Told = Loading | Ready
 def run() -> None:
     gc.disable()  # until the engine is ready: all that loading makes stays
     import_late()
-    code = main(int(sys.argv[1]))
+    ready_fd, folder, *modules = sys.argv[1:]
+    for module in modules:
+        importlib.import_module(module)
+    line = sys.stdin.buffer.readline()
+    if not line:  # the parent needs no engine, or has died
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+    code = main(int(ready_fd), line)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # all is closed; taking half a million objects apart would take Python half a second
 
 
-def main(ready_fd: int) -> int:
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+def main(ready_fd: int, line: bytes) -> int:
+    order = msgspec.json.decode(line, type=Order)
     answer = os.fdopen(ready_fd, "wb", buffering=0)
     os.set_inheritable(answer.fileno(), False)
     faulthandler.enable()

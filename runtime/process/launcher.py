@@ -9,30 +9,25 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from ...protocol.address import MAX_IPC_PATH, ClientKeys, ServerKeys
+from ...protocol.address import ClientKeys, ServerKeys
 from ...protocol.client import Client
 from ...protocol.errors import Cancelled, EngineLost, ErrorInfo, from_info
 from ..config import EngineConfig, Progress
-from ..parallel.child import module_program
 from .engine_main import Loading, Order, Ready, Told
+from .python_process import EVENTS_NAME, SOCKET_NAME, PythonProcess
 
 logger = logging.getLogger(__name__)
 
 LOG_TAIL_CHARS = 2000
-ENGINE_MODULE = "phloem.runtime.process.engine_main"
 ENGINE_TIMEOUT_S = (
     120.0  # of silence before an engine that still runs counts as lost; a process that ends is noticed at once
 )
-SOCKET_NAME, EVENTS_NAME = "engine.sock", "events.sock"
 PRIVATE_URL = "ipc://*"  # of cache events: a socket in the process's folder
 CANCEL_CHECK_S = 0.1
 KILL_WAIT_S = 30.0  # for the kernel to end a killed process: freeing a GPU takes seconds
@@ -43,8 +38,9 @@ class EngineProcess:
 
     Raises the child's own error when it cannot start (UnknownModel, ...), EngineLost when it dies or takes longer than
     ``start_timeout_s``, Cancelled soon after ``is_cancelled()`` is true. Without ``url`` it listens on a socket in a
-    temporary folder of mode 0700. The process ends with its parent, however that ends. As a context manager it stops
-    at the block's end.
+    temporary folder of mode 0700. With ``interpreter`` that process becomes the engine, unless ``config`` restricts
+    the instruction set, which must be done before libraries are loaded. The process ends with its parent, however that
+    ends. As a context manager it stops at the block's end.
     """
 
     def __init__(
@@ -57,34 +53,30 @@ class EngineProcess:
         factory: str = "",
         progress: Progress | None = None,
         is_cancelled: Callable[[], bool] | None = None,
+        interpreter: PythonProcess | None = None,
     ) -> None:
+        if interpreter is not None and config.cpu_isa != "auto":
+            interpreter.discard()
+            interpreter = None
+        interpreter = interpreter or PythonProcess()
+        interpreter.take()
         self._exit_reason: str | None = None
-        self._folder = _private_folder()
-        self._log_path = self._folder / "engine.log"
+        self._process, self._folder, self._log_path = interpreter.process, interpreter.folder, interpreter.log_path
         url = url or f"ipc://{self._folder}/{SOCKET_NAME}"
         if config.cache_events_url == PRIVATE_URL:
             config = msgspec.structs.replace(config, cache_events_url=f"ipc://{self._folder}/{EVENTS_NAME}")
         order = Order(config, url, os.getpid(), str(self._folder), factory, keys)
-        ready, ready_end = os.pipe()
-        try:
-            self._process = self._spawn(ready_end)
-        except BaseException:
-            os.close(ready)
-            shutil.rmtree(self._folder)
-            raise
-        finally:
-            os.close(ready_end)
         try:
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # the child has died; _wait_ready reports it
                 self._process.stdin.write(msgspec.json.encode(order) + b"\n")
                 self._process.stdin.flush()
-            self.url = self._wait_ready(ready, start_timeout_s, progress, is_cancelled)
+            self.url = self._wait_ready(interpreter.ready, start_timeout_s, progress, is_cancelled)
         except BaseException:
             self.stop(timeout_s=1.0)
             raise
         finally:
-            os.close(ready)
+            os.close(interpreter.ready)
 
     def __enter__(self) -> Self:
         return self
@@ -140,17 +132,6 @@ class EngineProcess:
                 self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _spawn(self, ready_end: int) -> subprocess.Popen[bytes]:
-        with self._log_path.open("wb") as log_file:
-            return subprocess.Popen(
-                [sys.executable, "-P", "-c", module_program(ENGINE_MODULE), str(ready_end)],
-                stdin=subprocess.PIPE,
-                stdout=log_file,
-                stderr=log_file,
-                pass_fds=(ready_end,),
-                start_new_session=True,  # Ctrl-C is for the parent, which then ends the child
-            )
-
     def _wait_ready(
         self, ready: int, timeout_s: float, progress: Progress | None, is_cancelled: Callable[[], bool] | None
     ) -> str:
@@ -194,12 +175,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _private_folder() -> Path:
-    """A new folder of mode 0700, in a place short enough for a socket's path."""
-    folder = Path(tempfile.mkdtemp(prefix="phloem-"))
-    if max(len(os.fsencode(folder / name)) for name in (SOCKET_NAME, EVENTS_NAME)) > MAX_IPC_PATH:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="phloem-", dir="/tmp"))
-    return folder

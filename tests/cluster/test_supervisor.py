@@ -13,6 +13,7 @@ from phloem.cluster.supervisor import Supervisor, share
 from phloem.protocol import messages as m
 from phloem.protocol.errors import EngineLost, InvalidParams, InvalidRequest, PhloemError, UnknownModel
 from phloem.runtime.config import EngineConfig
+from phloem.runtime.process import PythonProcess
 from phloem.tests.runtime.wire import WAIT_S, Heard, ask, begin, failures, wait_until
 
 ENGINES = "phloem.tests.runtime.process.engines"
@@ -30,6 +31,14 @@ def supervise() -> Iterator[Callable[..., Supervisor]]:
     yield start
     for supervisor in started:
         supervisor.close()
+
+
+def test_the_first_engine_takes_the_interpreter_that_waits_for_it(supervise: Callable[..., Supervisor]) -> None:
+    first = PythonProcess()
+    supervisor = supervise(replicas=2, first=first)
+    wait_until(lambda: states(supervisor) == ["ready", "ready"])
+    one, other = (replica.pid for replica in supervisor.replicas())
+    assert one == first.process.pid != other
 
 
 def no_tokens(ops: object) -> list[int]:

@@ -14,7 +14,7 @@ from phloem.protocol import messages as m
 from phloem.protocol.client import Client
 from phloem.protocol.program_call import OpFailed
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.process import EngineProcess
+from phloem.runtime.process import EngineProcess, PythonProcess
 from phloem.tests.runtime.wire import Heard, ask, begin, wait_until
 
 ENGINES = "phloem.tests.runtime.process.engines"
@@ -143,7 +143,7 @@ def test_a_child_ends_with_its_parent(tmp_path):
 import os, time
 from phloem.protocol.program_call import OpFailed
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.process import EngineProcess
+from phloem.runtime.process import EngineProcess, PythonProcess
 process = EngineProcess(EngineConfig(model="none"), factory="{ENGINES}:plain")
 if os.fork() == 0:  # a worker that holds all the parent held
     os.close(1)
@@ -181,3 +181,32 @@ def test_tcp_on_loopback_takes_a_free_port_and_a_busy_one_is_named(start):
     assert client.welcome.model and not process.url.endswith("*")
     with pytest.raises(errors.InvalidRequest, match="cannot listen at"):
         EngineProcess(CONFIG, url=process.url, factory=f"{ENGINES}:plain")
+
+
+def test_an_interpreter_that_was_started_before_becomes_the_engine(start):
+    early = PythonProcess(("fractions",))
+    process, client = start("plain", interpreter=early)
+    assert process.pid == early.process.pid and client.welcome.model == "string"
+    early.discard()  # it is the engine's by now
+    assert process.death() is None
+    client.close()
+    process.stop()
+    assert not early.folder.exists()
+
+
+def test_a_restricted_engine_gets_an_interpreter_that_has_loaded_nothing():
+    early = PythonProcess(("fractions",))
+    config = EngineConfig(model="none", cpu_isa="portable")
+    with EngineProcess(config, factory=f"{ENGINES}:plain", interpreter=early) as process:
+        assert process.pid != early.process.pid and early.process.poll() is not None
+    assert not early.folder.exists()
+
+
+def test_an_interpreter_without_an_order_leaves_nothing():
+    discarded, orphan = PythonProcess(), PythonProcess()
+    discarded.discard()
+    assert discarded.process.poll() is not None and not discarded.folder.exists()
+    orphan.take()
+    orphan.process.stdin.close()  # as the parent's death does
+    assert orphan.process.wait(60) == 0 and not orphan.folder.exists()
+    os.close(orphan.ready)
