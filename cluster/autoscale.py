@@ -48,7 +48,7 @@ class ScalingSettings:
     goal_s: float = 30.0
     min_replicas: int = 1
     max_replicas: int = 8
-    busy: float = 0.7
+    busy: float = 0.8
     window_s: float = 180.0
     calm_s: float = 600.0
     margin: float = 0.15

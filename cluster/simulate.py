@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..radix_cache import POLICIES, RadixCache, block_names
+from ..radix_cache import POLICIES, Contents, RadixCache, block_names
 from ..runtime.engine.cache_feed import CacheFeed
 from ..runtime.scheduler import Scheduler, SchedulerConfig, StepPlan, TokenBuffer
 from ..runtime.scheduler import Sequence as ScheduledSequence
@@ -37,6 +37,16 @@ from .traces import TimedCall, Trace, tokens_of
 
 BLOCK_LEN = 64
 MODEL = "simulated"
+
+
+class _TraceIds(Contents):
+    """A long trace has more tokens than there are ids below those of contents. All of its ids name themselves."""
+
+    def described(self, tokens: np.ndarray) -> bytes:
+        return tokens.astype("<i4", copy=False).tobytes()
+
+
+TRACE_IDS = _TraceIds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,7 @@ class Ask:
 
     @cached_property
     def names(self) -> list[bytes]:
-        return block_names(self.tokens, block_len=BLOCK_LEN)
+        return block_names(self.tokens, block_len=BLOCK_LEN, contents=TRACE_IDS)
 
 
 class PlacementRule(Protocol):
@@ -257,6 +267,7 @@ class SimulatedEngine:
             clock=lambda: self.now_s,
             on_event=None if self.feed is None else self.feed.note,
             block_len=BLOCK_LEN,
+            contents=TRACE_IDS,
         )
         config = SchedulerConfig(
             max_running=shape.max_running, max_step_tokens=shape.max_step_tokens, prefill_chunk=shape.prefill_chunk

