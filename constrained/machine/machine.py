@@ -152,8 +152,11 @@ class Machine:
 
         self.add_state(None)  # DEAD_STATE
         self.add_frame(lambda result: DEAD_STATE)  # frame 0, the bottom of every stack
-        self.after(0, 0)  # these two load compiled functions, for no mask or token to wait for them
-        self._follow(DEAD_STATE, 0, 0, -1, np.zeros(0, np.uint8))
+        # Compiled functions are loaded here, so that no mask and no token waits for them.
+        self.after(0, 0)
+        self._follow(DEAD_STATE, 0, 0, -1, b"")
+        walk.step_token(self.control, 0, 0, DEAD_STATE, 0, 0, 1)
+        walk.set_row(np.zeros(256, np.int32), np.zeros(256, np.int32), self.missing)
 
     def set_array(self, slot: int, array: np.ndarray) -> None:
         self.arrays[slot] = array
@@ -592,18 +595,18 @@ class Machine:
         """As ``advance``, where it is remembered; else None. It takes no lock."""
         return self._edges[config >> SHARD_BITS].get((config, token))
 
-    def _follow(
-        self, state: int, aux: int, stack: int, token: int, data: np.ndarray | None
-    ) -> tuple[int, int, int] | None:
-        """The state, aux and stack after a token, or after the bytes ``data`` [n]; None if they are refused."""
+    def _follow(self, state: int, aux: int, stack: int, token: int, data: bytes | None) -> tuple[int, int, int] | None:
+        """The state, aux and stack after a token, or after the bytes ``data``; None if they are refused."""
         control = self.control
+        # Writable, as everywhere: read-only arrays are another type, for which numba compiles and loads it again.
+        array = None if data is None else np.frombuffer(bytearray(data), np.uint8)
         at = 0
         while True:
             kept = len(self.stack_frames)
-            if data is None:
+            if array is None:
                 status, at, state, aux, stack = walk.step_token(control, token, at, state, aux, stack, kept)
             else:
-                status, at, state, aux, stack = walk.step_bytes(control, data, at, state, aux, stack, kept)
+                status, at, state, aux, stack = walk.step_bytes(control, array, at, state, aux, stack, kept)
             if status == walk.DEAD:
                 return None
             if stack >= kept:
@@ -626,7 +629,7 @@ class Machine:
         levels, depths = self.items.levels(reading), self.stack_depths
         is_inside = bool(levels) and depths[stack] > depths[levels[-1].base]  # an item is under way
         if b"," not in data and b"[" not in data and b"]" not in data:
-            stepped = self._follow(state, aux, stack, token, None if token >= 0 else np.frombuffer(data, np.uint8))
+            stepped = self._follow(state, aux, stack, token, None if token >= 0 else data)
             if stepped is None:
                 return -1
             if not levels or (depths[stepped[2]] > depths[levels[-1].base]) == is_inside:
@@ -643,7 +646,7 @@ class Machine:
                     state, levels = self._after_item(levels, after)
                     stack = self.stack_parents[stack]
                     is_inside = bool(levels) and depths[stack] > depths[levels[-1].base]
-            stepped = self._follow(state, aux, stack, -1, np.array([byte], np.uint8)) if state != DEAD_STATE else None
+            stepped = self._follow(state, aux, stack, -1, bytes([byte])) if state != DEAD_STATE else None
             if stepped is None:
                 return -1
             state, aux, stack = stepped
@@ -691,7 +694,7 @@ class Machine:
             if self.item_readers:
                 return self._unless_stuck(self.read_on(config, data))
             state, aux, stack, _ = self.configs[config]
-            after = self._follow(state, aux, stack, -1, np.frombuffer(data, np.uint8))
+            after = self._follow(state, aux, stack, -1, data)
             return -1 if after is None else self.config(*after)
 
     def spaces_before(self, config: int) -> bytes:

@@ -33,8 +33,9 @@ class TrieWalker:
         self.has_slices = bool(vocabulary.has_byte[0x80:0xC0].all())
         self._kept: list[tuple[np.ndarray, ...]] = []  # the arrays whose addresses were handed out
         self.whole = self.addresses(vocabulary.trie)
-        nothing = np.zeros(vocabulary.num_words, np.uint32)  # these two walks load compiled functions
+        nothing = np.zeros(vocabulary.num_words, np.uint32)  # these three walks load compiled functions
         self.from_exits(self.whole, nothing, self.from_state(self.whole, nothing, DEAD_STATE, 0, 0), 0, 0, 0)
+        self._walk(self.whole, nothing, 0)
 
     def addresses(self, trie: Trie) -> np.ndarray:
         """The trie as ``walk_trie`` takes it: the addresses of its arrays."""
