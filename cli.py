@@ -548,7 +548,7 @@ def _plan(args: argparse.Namespace) -> int:
             return _FAILED
         print(f"most tokens a second: {splits[0].split}")
         return _OK
-    split_of = DeviceSplit(args.tensor_parallel, args.pipeline_parallel, args.expert_parallel)
+    split_of = DeviceSplit(args.tensor_parallel, args.pipeline_parallel, args.expert_parallel, args.expert_copies)
     found = find_capacity(shape, hardware, goal, split=split_of)
     ranks, shape = split_of.num_devices, split_of.share(shape)
     of_each = f"of each of {ranks} ranks: " if ranks > 1 else ""
@@ -557,6 +557,8 @@ def _plan(args: argparse.Namespace) -> int:
         f"{of_each}weights {shape.weights_size_bytes / 1e9:.2f} GB, keys and values "
         f"{shape.slot_size_bytes / 1e3:.1f} kB a token: {found.slots:,} tokens fit"
     )
+    if shape.spare_experts:
+        print(f"{shape.spare_size_bytes / 1e9:.2f} GB of the weights are places for copies of experts")
     print(f"prompts of {goal.isl:,} tokens ({goal.cached_share:.0%} cached), answers of {goal.osl:,}")
     if not found.batch:
         print(f"not even one sequence: {found.limit}")
@@ -1077,6 +1079,8 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument("--pipeline-parallel", type=parse_at_least_one, default=1, metavar="N", help=stages_help)
     experts_help = "parts of the tensor-parallel devices that each have some of the experts (default: %(default)s)"
     plan.add_argument("--expert-parallel", type=parse_at_least_one, default=1, metavar="N", help=experts_help)
+    copies_help = "experts of other parts that each device has memory to copy, in every layer (default: %(default)s)"
+    plan.add_argument("--expert-copies", type=parse_count, default=0, metavar="N", help=copies_help)
     plan.add_argument("--num-threads", type=parse_count, default=0, metavar="N", help="CPU threads; 0: one per core")
     plan.add_argument("--measure-again", action="store_true", help="measure this CPU again")
     plan.set_defaults(run=_plan)
