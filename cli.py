@@ -216,12 +216,15 @@ def _read_rules(path: Path) -> dict[str, Any]:
 
 def _supervise(args: argparse.Namespace, first: Any) -> Any:
     """What keeps the engines alive. ``first``: the interpreter of the first one."""
+    from .cluster.limits import FleetLimits
+
+    limits = FleetLimits(max_rebalanced=args.max_rebalanced)
     if args.on != "ray":
         if args.ray_address:
             raise InvalidRequest(f"--ray-address {args.ray_address}: it is for --on ray; add that or leave it out")
         from .cluster.supervisor import Supervisor
 
-        return partial(Supervisor, roles=tuple(args.role), first=first)
+        return partial(Supervisor, roles=tuple(args.role), first=first, limits=limits)
     if args.role:
         raise InvalidRequest(f"--role {args.role[0]}: with --on ray every replica does both; leave it out")
     from .cluster.restarts import RestartPolicy
@@ -237,7 +240,7 @@ def _supervise(args: argparse.Namespace, first: Any) -> Any:
         from .cluster.ray.supervisor import RaySupervisor
     except ImportError as error:
         raise Unsupported(f"--on ray needs Ray ({error}); install it with: pip install 'phloem[ray]'") from error
-    return partial(RaySupervisor, address=args.ray_address)
+    return partial(RaySupervisor, address=args.ray_address, limits=limits)
 
 
 @contextmanager
@@ -818,6 +821,7 @@ def _add_pull(commands: Any) -> None:
 
 
 def _add_serve(commands: Any) -> None:
+    from .cluster.limits import FleetLimits
     from .cluster.restarts import RestartPolicy
 
     policy = RestartPolicy()
@@ -857,6 +861,9 @@ def _add_serve(commands: Any) -> None:
     )
     role = fleet.add_argument("--role", action="append", default=[], choices=("both", "prefill", "decode"))
     role.help = "of the next replica, from the first on: prefill computes prompts for those with decode (default: both)"
+    rebalanced = fleet.add_argument("--max-rebalanced", type=parse_count, metavar="N")
+    rebalanced.help = "running programs moved at once to replicas with less to do; 0: none (default: %(default)s)"
+    rebalanced.default = FleetLimits().max_rebalanced
     on = fleet.add_argument("--on", choices=("here", "ray"), default="here")
     on.help = "who starts the engines: this process, or Ray Serve, which needs phloem[ray] (default: %(default)s)"
     address = fleet.add_argument("--ray-address", default="", metavar="ADDRESS")

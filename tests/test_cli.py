@@ -113,6 +113,9 @@ def test_serve_passes_its_own_options_on(model: str, served: Served, monkeypatch
     assert (served["replicas"], served["policy"]) == (1, RestartPolicy())
     cli.main(["serve", model, "--replicas", "3", "--step-timeout-s", "7.5", "--max-restarts", "0"])
     assert (served["replicas"], served["policy"]) == (3, RestartPolicy(step_timeout_s=7.5, max_restarts=0))
+    assert served["supervise"].keywords["limits"].max_rebalanced == 4
+    cli.main(["serve", model, "--max-rebalanced", "0"])
+    assert served["supervise"].keywords["limits"].max_rebalanced == 0
 
 
 def test_a_ready_server_tells_its_address(model: str, served: Served, capsys: pytest.CaptureFixture[str]) -> None:
