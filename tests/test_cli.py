@@ -98,7 +98,7 @@ def test_serve_starts_the_first_engine_s_interpreter_before_the_server_loads(
     model: str, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
-    monkeypatch.setattr("phloem.cluster.supervisor.Supervisor", lambda roles, first: found.append(first))
+    monkeypatch.setattr("phloem.cluster.supervisor.Supervisor", lambda first, **_: found.append(first))
     cli.main(["serve", model])
     served["supervise"]()
     assert "torch" in found[0].modules and found[0].num_discards == 1
