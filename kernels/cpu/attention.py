@@ -57,7 +57,7 @@ from .attention_tile import (
     LOWEST,
     Context,
     Queries,
-    Seen,
+    SeenKeys,
     Softmax,
     add_product,
     add_words_product,
@@ -421,7 +421,7 @@ def _attend(call: AttendCall) -> None:
                 load_keys(addresses, kind, count, head_dim, keys)
                 prefetch_rows(row_values, tile, count)
                 multiply(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, head_dim)
-            seen = Seen(tile, first_position - tile, own_ends, own_firsts)
+            seen = SeenKeys(tile, first_position - tile, own_ends, own_firsts)
             weigh(softmax, seen, scores, sums, vectors, padded, columns)
             prefetch_rows(row_keys, tile + KEYS, min(KEYS, end_key - tile - KEYS))
             find_rows(row_values, tile, count, addresses)

@@ -72,7 +72,7 @@ class Context(NamedTuple):
     head: int
 
 
-class Seen(NamedTuple):
+class SeenKeys(NamedTuple):
     """Which keys of a tile the queries of a block see."""
 
     tile: int  # the position of the tile's first key
@@ -252,7 +252,7 @@ add_product, add_words_product = (_multiplier(words=words, adds=True) for words 
 
 
 @njit
-def weigh(softmax: Softmax, seen: Seen, scores: int, sums: int, vectors: int, padded: int, columns: int) -> None:
+def weigh(softmax: Softmax, seen: SeenKeys, scores: int, sums: int, vectors: int, padded: int, columns: int) -> None:
     """Makes weights of scores, relative to the highest score so far; rescales earlier sums where it rises.
 
     The highest scores are kept as exponents of 2. Where four neighbouring vectors take one way together, each has the
@@ -290,14 +290,14 @@ def weigh(softmax: Softmax, seen: Seen, scores: int, sums: int, vectors: int, pa
 
 
 @njit(forceinline=True)
-def _end(softmax: Softmax, seen: Seen, vector: int) -> int:
+def _end(softmax: Softmax, seen: SeenKeys, vector: int) -> int:
     """The end of the keys that a vector sees, counted from the tile's first."""
     query = vector // softmax.group
     return get_i32(seen.ends, query) - seen.tile if seen.ends != 0 else seen.offset + query + 1
 
 
 @njit(forceinline=True)
-def _start(softmax: Softmax, seen: Seen, vector: int) -> int:
+def _start(softmax: Softmax, seen: SeenKeys, vector: int) -> int:
     """The first of these keys, or one before the tile."""
     query = vector // softmax.group
     if seen.firsts != 0:
