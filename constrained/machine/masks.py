@@ -92,7 +92,7 @@ class Masks:
                 found = self.known.old.get(config)
                 try:
                     with self.machine.fuel.at_most(MASK_WORK):
-                        found = self._find(config) if found is None else self._keep(found)
+                        found = self._make(config) if found is None else self._keep(found)
                 except (GrammarError, RecursionError) as error:
                     self._failed[config] = grammar_error(error)
                     raise self._failed[config].twin() from error
@@ -124,7 +124,7 @@ class Masks:
 
     # -- one mask -------------------------------------------------------------------------------------------------
 
-    def _find(self, config: int) -> np.ndarray:
+    def _make(self, config: int) -> np.ndarray:
         state, aux, stack, _ = self.machine.configs[config]
         found = self._plain(state, aux, stack)
         if self.machine.item_readers:

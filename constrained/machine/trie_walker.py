@@ -99,9 +99,7 @@ class TrieWalker:
         count, num_wanted, kept = walk.mask_at(
             machine.control, self.whole, state, aux, stack, len(machine.stack_frames)
         )
-        if count:
-            self._resume(self.whole, self._mask, 1, count, num_wanted)
-        return kept if kept >= 0 else self._finish(state, aux, stack)
+        return kept if kept >= 0 else self._finish(self.whole, 1, count, num_wanted, kept, state, aux, stack)
 
     def beside(self, base: np.ndarray, state: int, beside: int, stack: int) -> int:
         """The mask of a configuration, where ``base`` is that of the state ``beside`` on the same stack; see
@@ -115,9 +113,7 @@ class TrieWalker:
             if count != walk.SHORT_OF_REGIONS:
                 break
             self._room_for_regions(4 * len(self._pending))
-        if count:
-            self._resume(self.whole, self._mask, num_regions, count, num_wanted)
-        return kept if kept >= 0 else self._finish(state, 0, stack)
+        return kept if kept >= 0 else self._finish(self.whole, num_regions, count, num_wanted, kept, state, 0, stack)
 
     def behind(
         self,
@@ -142,23 +138,33 @@ class TrieWalker:
             if count != walk.SHORT_OF_RETURNS:
                 break
             self._supply(num_wanted)
-        if count:
-            self._resume(trie, self._mask, num_regions, count, num_wanted)
-        return kept if kept >= 0 else self._finish(state, aux, stack)
+        return kept if kept >= 0 else self._finish(trie, num_regions, count, num_wanted, kept, state, aux, stack)
 
     def keep(self, row: np.ndarray) -> int:
         """The number of the kept mask that is equal to ``row``."""
         self._mask[:] = row
         return walk.keep_as_it_is(self.machine.control)
 
-    def _finish(self, state: int, aux: int, stack: int) -> int:
-        """``walk.keep_mask`` of the mask under way, once what it lacks has been made."""
-        machine = self.machine
-        while True:
-            kept = walk.keep_mask(machine.control, state, aux, stack)
-            if kept != walk.LACKS_AFTER:
-                return kept
-            machine.supply(walk.MISS_AFTER)
+    def _finish(
+        self,
+        trie: np.ndarray,
+        num_pending: int,
+        count: int,
+        num_wanted: int,
+        kept: int,
+        state: int,
+        aux: int,
+        stack: int,
+    ) -> int:
+        """Make what a walk of a mask lacked, and walk on where it did, until nothing is missing."""
+        control = self.machine.control
+        while count:
+            num_pending = self._supply_walk(num_pending, count, num_wanted)
+            count, num_wanted, kept = walk.mask_again(control, trie, num_pending, state, aux, stack)
+        while kept == walk.LACKS_AFTER:
+            self.machine.supply(walk.MISS_AFTER)
+            kept = walk.keep_mask(control, state, aux, stack)
+        return kept
 
     def under_way(self) -> np.ndarray:
         """The mask that was walked last."""
@@ -204,23 +210,28 @@ class TrieWalker:
     def _resume(self, trie: np.ndarray, mask: np.ndarray, num_pending: int, count: int, num_wanted: int) -> None:
         """Make the entries that a walk of ``num_pending`` regions lacked, and walk on where it did, until none is
         missing. ``count`` and ``num_wanted`` are what the walk returned."""
-        control = self.machine.control
         while count:
-            scratch = control[walk.SCRATCH]
-            self._supply(num_wanted)
-            control[walk.SCRATCH] = scratch
-            if count >= 0:
-                self._pending, self._out = self._out, self._pending
-                control[walk.PENDING], control[walk.OUT] = control[walk.OUT], control[walk.PENDING]
-                num_pending = count
-            # A buffer was too small: enlarge it and walk the same regions again. Setting a bit twice does no harm.
-            elif count == walk.SHORT_OF_NOTES:
-                self._room_for_notes(2 * len(self._noted))
-            elif count == walk.SHORT_OF_EXITS:
-                self._room_for_exits(4 * len(self._exits))
-            else:
-                self._room_for_regions(4 * len(self._out))
+            num_pending = self._supply_walk(num_pending, count, num_wanted)
             count, num_wanted = self._walk_pending(trie, mask, num_pending)
+
+    def _supply_walk(self, num_pending: int, count: int, num_wanted: int) -> int:
+        """Make what a walk of ``num_pending`` regions lacked: entries, or room. The number of regions to walk now."""
+        control = self.machine.control
+        scratch = control[walk.SCRATCH]
+        self._supply(num_wanted)
+        control[walk.SCRATCH] = scratch
+        if count >= 0:
+            self._pending, self._out = self._out, self._pending
+            control[walk.PENDING], control[walk.OUT] = control[walk.OUT], control[walk.PENDING]
+            return count
+        # A buffer was too small: enlarge it and walk the same regions again. Setting a bit twice does no harm.
+        if count == walk.SHORT_OF_NOTES:
+            self._room_for_notes(2 * len(self._noted))
+        elif count == walk.SHORT_OF_EXITS:
+            self._room_for_exits(4 * len(self._exits))
+        else:
+            self._room_for_regions(4 * len(self._out))
+        return num_pending
 
     def _supply(self, num_wanted: int) -> None:
         """Make the rows and returns that a walk lacked."""

@@ -617,6 +617,14 @@ def mask_beside(control, trie, state, beside, stack, num_stacks):
     return short, num_wanted, kept, num_regions
 
 
+@nb.njit(cache=True, nogil=True)
+def mask_again(control, trie, num_pending, state, aux, stack):
+    """Walk on in the pending regions of a mask under way; returns as ``mask_at``."""
+    pending, out = _regions(control[PENDING], control[ROOM]), _regions(control[OUT], control[ROOM])
+    count, num_wanted = walk_trie(control, trie, _u32(control[MASK]), pending, num_pending, out)
+    return count, num_wanted, keep_mask(control, state, aux, stack) if count == 0 else NOT_KEPT
+
+
 @nb.njit(cache=True)
 def keep_mask(control, state, aux, stack):
     """Add the end token to the mask under way where the text may end. The number of the kept mask that is equal to it.
