@@ -149,6 +149,12 @@ class Matcher:
 
     def accept(self, token_id: int) -> bool:
         """Take one token; False, with ``error`` set, if the grammar refuses it."""
+        configs = self._configs
+        if self.error is None and not self._finished and len(configs) <= self._free_until:
+            known = self._machine.edge(configs[-1], token_id)
+            if known is not None:
+                configs.append(known)
+                return True
         if self.error is not None:
             return False
         if self._finished:
