@@ -131,7 +131,9 @@ def _serve_with(args: argparse.Namespace, first: Any) -> int:
     (own_name, config), *others = configs.items()
     from .cluster.restarts import RestartPolicy
     from .runtime.server import serve
+    from .runtime.server.remote_images import AllowedHosts
 
+    image_hosts = AllowedHosts(args.allow_image_hosts)
     supervise = _supervise(args, first)
 
     def greeting(url: str) -> str:
@@ -170,6 +172,7 @@ def _serve_with(args: argparse.Namespace, first: Any) -> int:
             ),
             has_page=not args.no_page,
             tracer=tracer,
+            image_hosts=image_hosts,
             policy=RestartPolicy(step_timeout_s=args.step_timeout_s, max_restarts=args.max_restarts),
             on_ready=on_ready,
             progress=progress,
@@ -847,6 +850,8 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--model-name", help="the model's name in requests (default: MODEL)")
     cors = serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
     cors.help = "origin of web pages that may send requests; may be repeated"
+    images = serve.add_argument("--allow-image-hosts", action="append", default=[], metavar="HOST,...")
+    images.help = "fetch the images of requests from these hosts (default: from none); may be repeated"
     _add_connection_flags(serve)
     _add_store_flags(serve)
     fleet = serve.add_argument_group("replicas")
