@@ -533,7 +533,7 @@ def _plan(args: argparse.Namespace) -> int:
         hardware = cpu_hardware(default_home(), threads=args.num_threads, again=args.measure_again)
     else:
         hardware = HARDWARE[args.hardware]
-    goal = Goal(args.isl, args.osl, args.ttft_s, args.tpot_s, args.cached_share)
+    goal = Goal(args.isl, args.osl, args.ttft_s, args.tpot_s, args.cached_share, images=args.images)
     if args.devices:
         splits = best_split(shape, hardware, goal, devices=args.devices)
         print(f"{shape.describe()}, on {args.devices} x {hardware.name} ({hardware.about})")
@@ -561,12 +561,19 @@ def _plan(args: argparse.Namespace) -> int:
         f"{shape.slot_size_bytes / 1e3:.1f} kB a token: {found.slots:,} tokens fit"
     )
     print(f"prompts of {goal.isl:,} tokens ({goal.cached_share:.0%} cached), answers of {goal.osl:,}")
+    if shape.tower is not None and args.images:
+        image_s, count = shape.tower.image_s(hardware), f"{args.images} image{'s' if args.images > 1 else ''}"
+        print(
+            f"and {count} of {shape.tower.tokens:,} tokens in {shape.tower.tiles} tiles, {image_s * 1e3:,.1f} ms each; "
+            f"encoder {shape.tower.size_bytes / 1e9:.2f} GB of the weights"
+        )
     if not found.batch:
         print(f"not even one sequence: {found.limit}")
         return _FAILED
     print(f"batch {found.batch} (--max-running of the engine), bounded by {found.limit}")
     print(f"time to first token {found.ttft_s * 1e3:,.1f} ms, time per token {found.tpot_s * 1e3:,.2f} ms")
-    for part in ("linear", "attention", "small_ops", "head", "host", *(("collectives",) if ranks > 1 else ())):
+    more = [name for name, has_it in (("collectives", ranks > 1), ("images", args.images > 0)) if has_it]
+    for part in ("linear", "attention", "small_ops", "head", "host", *more):
         seconds = getattr(found.step, part)
         print(f"  {part.replace('_', ' '):<10} {seconds * 1e3:>10.3f} ms {seconds / found.step.total:>6.1%}")
     if ranks > 1:
@@ -1069,6 +1076,8 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument(
         "--cached-share", type=parse_cached_share, default=0.0, metavar="SHARE", help="cached share of a prompt"
     )
+    images = plan.add_argument("--images", type=parse_count, default=0, metavar="N")
+    images.help = "images of a prompt beside its --isl tokens, of a model that reads them"
     plan.add_argument("--weight-bits", type=int, choices=[4, 8, 16, 32], help="default: 4 on a CPU, 16 elsewhere")
     kv_help = "type of keys and values (default: %(default)s)"
     plan.add_argument("--kv-dtype", choices=list(KV_BYTES), default="bfloat16", help=kv_help)
