@@ -4,7 +4,7 @@ Tools are written in the model's own format where its template has one, else in 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from ...protocol.tool_format import ToolFormat
 from ..tokenizer import Tokenizer
 from .image_parts import ImageUrl, with_images
 from .jobs import Job, Part, make_job
+from .remote_images import NONE_FETCHED
 from .service import Service
 
 
@@ -176,8 +177,11 @@ class Chat:
         settings: ProgramSettings,
         n: int = 1,
         stream: bool = False,
+        fetched: Mapping[str, bytes] = NONE_FETCHED,
     ) -> Asked:
-        """Raises an InvalidRequest where the model cannot go on with ``conversation``."""
+        """``fetched``: the remote images of ``conversation``, by URL.
+
+        Raises an InvalidRequest where the model cannot go on with ``conversation``."""
         welcome = self._service.client.welcome
         for image in conversation.images:
             image.check(welcome)
@@ -187,7 +191,7 @@ class Chat:
         if reader.thinking is not None and reader.thinking.is_special:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
         gen = Gen(op=0, seq=0, params=params, grammar=grammar, n=n, stream=stream)
-        images = [image.read(welcome) for image in conversation.images]
+        images = [image.read(welcome, fetched) for image in conversation.images]
         whole = with_images(parts, images, token_id=welcome.image_token_id) if images else parts
         return Asked(make_job([whole], [gen], settings=settings, limits=welcome.limits), written, reader)
 
