@@ -44,7 +44,12 @@ def anthropic_routes(service: Service) -> APIRouter:
             return MessageForm(program, adapter or service.model_name, asked.reader, max_tokens=params.max_tokens)
 
         return GenerationResponse(
-            service.bridge, asked.job, form_for, stream=bool(request.stream), metrics=service.metrics
+            service.bridge,
+            asked.job,
+            form_for,
+            stream=bool(request.stream),
+            metrics=service.metrics,
+            keep=lambda result: model.keep(asked, result),
         )
 
     def check_thinking(request: CountRequest) -> None:

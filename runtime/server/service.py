@@ -22,6 +22,7 @@ from .bridge import Bridge
 from .faults import Fault, HttpError, of_validation
 from .metrics import ServerMetrics
 from .tenants import sender_of_request
+from .written import WrittenAnswers
 
 LONG_BODY_BYTES = 16_000  # a longer body is read, rendered and tokenized on a thread
 
@@ -47,6 +48,7 @@ class Service:
     takes_adapters: bool = False  # while it runs, from a folder that the engine knows
     other_names: frozenset[str] = frozenset()  # of what this server serves beside the model, which no adapter may have
     started_s: float = field(default_factory=time.time)
+    written: WrittenAnswers = field(default_factory=WrittenAnswers)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="requests"))
 
     @property
