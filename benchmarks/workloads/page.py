@@ -18,7 +18,7 @@ from . import ablations
 from .catalogue import WORKLOADS
 from .held import held_figures
 from .measure import BARS, Figures, Found, from_json, judged
-from .systems import SYSTEMS
+from .systems import PROGRAM, SYSTEMS
 from .workload import Workload
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -43,6 +43,7 @@ def render(text: str, models: dict[str, Any]) -> str:
             {"ablations": "Throughput without a part of the engine"} if without else {}
         ),
         "bars": lambda: "\n".join(f"- {judged(found, bar)}" for bar in BARS) + "\n",
+        "work": lambda: work_table(found),
         "answers": lambda: answers(entry),
         "ablations": lambda: ablation_table(without),
         "measured": lambda: measured(entry),
@@ -88,6 +89,17 @@ def latency_table(found: Found) -> str:
     systems = shown_systems(found)
     rows = [[name, *(_latency(row.get(system)) for system in systems)] for name, row in found.items()]
     return markdown(["seconds of one program alone", *systems], rows)
+
+
+def work_table(found: Found) -> str:
+    """What ours by program computes: prompt tokens that no cache held, output tokens, and both a second."""
+    rows = []
+    for name, row in found.items():
+        if (ours := row.get(PROGRAM)) is not None:
+            prompt = ours.prompt_tokens - ours.cached_tokens
+            rate = (prompt + ours.output_tokens) / ours.wall_s[-1]
+            rows.append([name, f"{prompt:,}", f"{ours.output_tokens:,}", f"{rate:,.0f}"])
+    return markdown(["computed by programs", "prompt tokens", "output tokens", "tokens a second"], rows)
 
 
 def _throughput(figures: Figures | None) -> str:
