@@ -342,13 +342,20 @@ class Journal:
         return entry.op if entry is not None and isinstance(entry.op, Pin) else None
 
     def before(self, op: int) -> list[AnyOp]:
-        """The ops before op ``op`` that have ended well, as short as a replay allows."""
+        """The ops before op ``op`` that have ended well, as short as a replay allows. Images have their data, which may
+        have been sent by another op.
+        """
+        sent = [entry.op for entry in self._entries.values()]
+        images = {one.hash: one.data for one in sent if isinstance(one, Image) and one.data}
         found: list[AnyOp] = []
         for entry in self._entries.values():
             if entry.op.op == op:
                 break
             if not entry.is_open and entry.error is None:
-                found.append(entry.op)
+                kept_op = entry.op
+                if isinstance(kept_op, Image):
+                    kept_op = msgspec.structs.replace(kept_op, data=images[kept_op.hash])
+                found.append(kept_op)
         return found
 
     # -- again --------------------------------------------------------------------------------------------------------
