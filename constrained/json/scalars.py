@@ -13,14 +13,16 @@ import numpy as np
 
 from ..code_points import ANY, Ranges, intersection
 from ..expressions import NO_TEXT, NOTHING, Expressions
-from ..machine import MAX_NEED, SHORT_TOKEN, UNBOUNDED, Fill, Machine
+from ..machine import DEAD_STATE, MAX_NEED, SHORT_TOKEN, UNBOUNDED, Fill, Machine
 from ..prefixes import contains_all_texts_of
+from .names import name_nodes, write_rows
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
 SHORT_ESCAPES = {0x22: 0x22, 0x5C: 0x5C, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
 SHORT_CODES = frozenset(SHORT_ESCAPES.values())
 ESCAPED: Ranges = ((0, 0x1F), (QUOTE, QUOTE), (BACKSLASH, BACKSLASH))  # characters that cannot stand for themselves
 HEX = {ord(c): c.lower() for c in "0123456789abcdefABCDEF"}
+MAX_LISTED_BYTES = 2_000  # of words whose states are made at once
 LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
 _CharMoves = tuple[tuple[int, int, int], ...]  # (first, last, to): characters lead to an expression
 _last = itemgetter(1)
@@ -63,19 +65,48 @@ class Scalars:
         """The row code of the opening quote of a string value; 0 if no text is in ``must``."""
         if not self.ex.is_nonempty(must):
             return 0
+        answers = tuple([self._answer(must, observer) for observer in observers])
+        asked = tuple(dict.fromkeys([o for o, answer in zip(observers, answers, strict=True) if answer is None]))
+        places = tuple([asked.index(o) if a is None else a for o, a in zip(observers, answers, strict=True)])
         free = self.ex.words_of(must) is None
-        if not observers:
+        if not asked:
             counted = self.ex.counted(must)
             if counted is not None and (counted[2] is None or counted[2] <= MAX_NEED):
                 must, low, high = counted
                 if low or high is not None:
-                    return self._counted_string(must, low, UNBOUNDED if high is None else high)
-        return self._string((must, *observers), Spelling(free))
+                    return self._counted_string(must, low, UNBOUNDED if high is None else high, places)
+        inside = self._begin((must, *asked), Spelling(free))
+        return inside if asked == observers or (True not in places and not asked) else self._answered(inside, places)
 
-    def _counted_string(self, must: int, low: int, high: int) -> int:
+    def _answer(self, must: int, observer: int) -> bool | None:
+        """Whether all strings in ``must`` are in the observer, or none is; None where that depends on the string, or is
+        not known."""
+        if observer == NOTHING:
+            return False
+        node = self.ex.nodes[must]
+        return True if observer in (must, self.ex.text) or (node[0] == "and" and observer in node[1:]) else None
+
+    def _answered(self, inside: int, places: tuple[int, ...]) -> int:
+        """The row code that goes inside a string whose result has a bit for each of ``places``: the bit of that number
+        in the result within, or True or False."""
         machine = self.machine
-        end = machine.end_state(0)
-        frame = machine.frame(("length", low, high), lambda: machine.add_frame(lambda result: end, low=low, high=high))
+
+        def returns(result: int) -> int:
+            within = machine.bits(result)
+            bits = sum(1 << i for i, at in enumerate(places) if (at if isinstance(at, bool) else within >> at & 1))
+            return machine.end_state(machine.result(bits))
+
+        decides = not all(isinstance(at, bool) for at in places)
+        frame = machine.frame(("answered", *map(str, places)), lambda: machine.add_frame(returns, decides=decides))
+        return machine.push(frame, inside)
+
+    def _counted_string(self, must: int, low: int, high: int, places: tuple[int, ...]) -> int:
+        machine = self.machine
+        bits = sum(1 << i for i, at in enumerate(places) if at)
+        end = machine.end_state(machine.result(bits))
+        frame = machine.frame(
+            ("length", low, high, bits), lambda: machine.add_frame(lambda result: end, low=low, high=high)
+        )
         return machine.push(frame, self._string((must,), Spelling(free=True, counted=1)))
 
     def key(self, must: int, names: int, patterns: tuple[int, ...]) -> int:
@@ -85,7 +116,45 @@ class Scalars:
         one the number of listed names plus the bits of the patterns that it matches, or 0 if it matches none.
         """
         spelling = Spelling(free=False, tagged=len(self.ex.words_of(names) or ()))
-        return self._string((must, names, *patterns), spelling)
+        return self._begin((must, names, *patterns), spelling)
+
+    def _begin(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
+        """The state after the opening quote. Of a short list of words, the rows of all states are made at once."""
+        words = self.ex.words_of(exprs[0]) or ()
+        whole = b"".join(words)
+        is_plain = 0 < len(whole) <= MAX_LISTED_BYTES and whole.isascii() and whole.decode().isprintable()
+        if not is_plain or QUOTE in whole or BACKSLASH in whole:
+            return self._string(exprs, spelling)
+        machine = self.machine
+
+        def fill(row: np.ndarray) -> None:
+            ends = np.array([self._end_of(word, exprs, spelling, tags) for word in words], np.int32)
+            lengths = np.array([len(word) for word in words], np.int64)
+            nodes = name_nodes(whole, lengths, np.arange(len(words), dtype=np.int32))
+            start = machine.num_states
+            machine.add_states(len(nodes), None)
+            rows = machine.raw_rows(start, len(nodes))
+            write_rows(rows, 0, start, machine.row(DEAD_STATE), nodes, ends, machine.missing)
+            row[:] = rows[0]
+
+        tags = self._tags(exprs[1]) if spelling.tagged >= 0 else {}
+        return machine.state(("words", exprs, spelling), lambda: machine.add_state(fill))
+
+    def _tags(self, names: int) -> dict[bytes, int]:
+        """The tags of the words that ``one_of_tagged`` was given."""
+        found = {}
+        for tagged in self.ex.words_of(names) or ():
+            cut = tagged.rindex(b'"', 0, -1)
+            found[tagged[:cut]] = int(tagged[cut + 1 : -1])
+        return found
+
+    def _end_of(self, word: bytes, exprs: tuple[int, ...], spelling: Spelling, tags: dict[bytes, int]) -> int:
+        """The state in which a string has ended that is one of the words."""
+        tagged = spelling.tagged
+        if word in tags:
+            return self.machine.end_state(self.machine.result(tags[word] + 1))
+        bits = sum(self.ex.matches(e, word) << i for i, e in enumerate(exprs[1:] if tagged < 0 else exprs[2:]))
+        return self.machine.end_state(self.machine.result(tagged + bits if tagged >= 0 and bits else bits))
 
     def _string(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
         """The state inside a string."""
@@ -94,7 +163,7 @@ class Scalars:
         machine = self.machine
 
         def make() -> int:
-            if len(exprs) == 1 and not spelling.counted and self.ex.words_of(exprs[0]) is not None:
+            if not spelling.counted and self.ex.words_of(exprs[0]) is not None:
                 return machine.add_state(lambda row: self._fill_string(row, exprs, spelling))
             fits = contains_all_texts_of(self.ex, exprs[0])
             base = -1
@@ -141,18 +210,25 @@ class Scalars:
     def _moves(self, exprs: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """The ranges [lo, hi) of bytes that may follow, with the derivatives by each of them."""
         ex = self.ex
+        others = exprs[1:]
+        classes = ex.classes(*others) if others else []
+        at = 0
         for lo, hi, must in ex.moves(exprs[0]):
             if not ex.is_nonempty(must):
                 continue
-            if len(exprs) == 1:
+            if not others:
                 yield lo, hi, (must,)
                 continue
-            for a, b in ex.classes(*exprs[1:]):
+            while classes[at][1] <= lo:
+                at += 1
+            for i in range(at, len(classes)):
+                a, b = classes[i]
+                if a >= hi:
+                    break
                 a, b = max(a, lo), min(b, hi)
-                if a < b:
-                    byte = ex.available_in(a, b)
-                    if byte >= 0:
-                        yield a, b, (must, *[ex.derive(e, byte) for e in exprs[1:]])
+                byte = ex.available_in(a, b)
+                if byte >= 0:
+                    yield a, b, (must, *[ex.derive(e, byte) for e in others])
 
     def _derive(self, exprs: tuple[int, ...], data: bytes) -> tuple[int, ...]:
         ex = self.ex
@@ -166,11 +242,16 @@ class Scalars:
     def _fill_string(self, row: np.ndarray, exprs: tuple[int, ...], spelling: Spelling) -> None:
         ex, tagged = self.ex, spelling.tagged
         may_escape = False
+        made: dict[tuple[tuple[int, ...], Spelling], int] = {}
         for lo, hi, to in self._moves(exprs):
             if lo < 0x20 or lo <= QUOTE < hi or lo <= BACKSLASH < hi:
                 may_escape = True
             if hi > 0x20:
-                row[max(lo, 0x20) : hi] = self._string(to, _after(spelling, lo))
+                key = to, _after(spelling, lo)
+                state = made.get(key)
+                if state is None:
+                    state = made[key] = self._string(*key)
+                row[max(lo, 0x20) : hi] = state
         row[QUOTE] = row[BACKSLASH] = 0
         if ex.least_padding(exprs[0]) is not None if spelling.counted else ex.nullable[exprs[0]]:
             bits = 0

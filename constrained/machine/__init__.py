@@ -9,11 +9,12 @@ from .item_texts import ItemReader, Seen
 from .machine import MASK_WORK, Fill, Machine
 from .masks import SHORT_TOKEN, Masks
 from .parser_sets import Lexer
-from .walk import MAX_NEED, REFUSED, UNBOUNDED
+from .walk import DEAD_STATE, MAX_NEED, REFUSED, UNBOUNDED
 from .white_space import COMPACT, FLEXIBLE, ONE_SPACE, indent, new_line
 
 __all__ = [
     "COMPACT",
+    "DEAD_STATE",
     "FLEXIBLE",
     "MASK_WORK",
     "MAX_NEED",

@@ -162,3 +162,40 @@ def test_counting_makes_no_state_for_each_count(
             assert is_set(matcher.mask(), token) and matcher.accept(token)
         made.append((machine.num_states - before[0], machine.fuel.spent - before[1]))
     assert all(states <= 12 and fuel < 400 for states, fuel in made[9:]), made
+
+
+@pytest.mark.parametrize("most", [0, 2_000])
+def test_states_of_a_list_that_are_made_at_once_are_those_made_one_by_one(
+    vocabulary: Vocabulary, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phloem.constrained.json.scalars.MAX_LISTED_BYTES", most)
+    listed = {"enum": ["a", "aba", "name", "na", "the", "return acc", ""]}
+    schema = {
+        "properties": {"kind": listed},
+        "patternProperties": {"^n": {"type": "integer"}},
+        "propertyNames": {"enum": ["kind", "na", "name", "the"]},
+        "if": {"properties": {"kind": {"pattern": "^a"}}, "required": ["kind"]},
+        "then": {"required": ["na"]},
+    }
+    fresh = Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos)
+    grammar = compile("json_schema", json.dumps(schema), fresh, property_order="any", whitespace="flexible")
+    for kind in ("a", "aba", "name", ""):
+        for rest in ("", ', "na": 3', ', "name": 1', ', "na": "a"', ', "the": "a"', ', "x": 1'):
+            needs = kind.startswith("a") and '"na": 3' not in rest
+            valid = not needs and rest not in (', "na": "a"', ', "x": 1')
+            assert takes(grammar, f'{{"kind": {json.dumps(kind)}{rest}}}') == valid, (kind, rest)
+    assert not takes(grammar, '{"kind": "ab"}') and not takes(grammar, '{"kind": "acc"}')
+
+
+def test_lengths_that_are_asked_again_are_counted_beside_the_state(vocabulary: Vocabulary) -> None:
+    """Whether a string is in a language that it has to be in anyway needs no states."""
+    bounded = {"type": "string", "maxLength": 64}
+    schema = {"properties": {"a": bounded}, "if": {"properties": {"a": bounded}}, "then": {"required": ["b"]}}
+    fresh = Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos)
+    grammar = compile("json_schema", json.dumps(schema), fresh)
+    num_states = []
+    for size in (1, 60):
+        assert takes(grammar, json.dumps({"a": "x" * size, "b": 1}))
+        num_states.append(grammar.machine.num_states)
+    assert num_states[0] == num_states[1]
+    assert not takes(grammar, json.dumps({"a": "x" * 65, "b": 1})) and not takes(grammar, json.dumps({"a": "x"}))
