@@ -4,7 +4,7 @@
 a step, over loopback. It is a round trip less half of the round trip of one byte. The arrays of the step are made
 before, as rank 0 runs them too. ``arrays_ms``, ``encode_ms`` and ``decode_ms`` are processor times. *Memory*: the
 bytes that each rank reads of a random Llama of 190 million weights in bfloat16, and the peak of its own pages while it
-loads them.
+loads them; with ``--split sequence`` of ranks that have other slots, whose share is all weights but for the head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,9 @@ class OfRank(Alone):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
+    def part(self, ranks: Sequence[int]) -> Group:
+        return OfRank(list(ranks).index(self.rank), len(ranks))
+
 
 def own_bytes() -> int:
     """This process's pages that are no file's."""
@@ -132,7 +135,7 @@ def own_bytes() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
-def load_share(path: str, rank: int, size: int, answer: Any) -> None:
+def load_share(path: str, rank: int, mesh: Mesh, answer: Any) -> None:
     torch.set_num_threads(1)
     config = EngineConfig(model=path, precision="bfloat16")
     load_model(make_tiny_model(Path(tempfile.mkdtemp()), seed=0), config)  # libraries and kernels
@@ -146,7 +149,7 @@ def load_share(path: str, rank: int, size: int, answer: Any) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    split = RankSplit(OfRank(rank, size), Mesh(tensor=size)) if size > 1 else None
+    split = RankSplit(OfRank(rank, mesh.size), mesh) if mesh.size > 1 else None
     model = load_model(path, config, split=split)
     is_over.set()
     watcher.join()
@@ -161,6 +164,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=500)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--split", choices=("tensor", "sequence"), default="tensor")
     parser.add_argument("--only", choices=("orders", "memory"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -183,7 +187,8 @@ def main() -> None:
         for size in (1, *args.ranks):
             for rank in range(size):
                 answer = spawn.Queue()
-                process = spawn.Process(target=load_share, args=(str(path), rank, size, answer))
+                mesh = Mesh(**{args.split: size})
+                process = spawn.Process(target=load_share, args=(str(path), rank, mesh, answer))
                 process.start()
                 peak, held, read = answer.get()
                 process.join()
@@ -191,7 +196,8 @@ def main() -> None:
                 line = {"ranks": size, "rank": rank, "peak_bytes": peak, "held_bytes": held}
                 if read is not None:
                     line |= {"read_bytes": read.read, "replicated_bytes": read.replicated}
-                    line["peak_over_share"] = peak / (whole_held / size + read.replicated)
+                    share = read.read if args.split == "sequence" else whole_held / size + read.replicated
+                    line["peak_over_share"] = peak / share
                 report["memory"].append(line)
                 print(", ".join(f"{key} {value:,.3f}".replace(".000", "") for key, value in line.items()))
     if args.out is not None:

@@ -47,14 +47,15 @@ class DeviceSplit:
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
+    sequence: int = 1
 
     @property
     def num_devices(self) -> int:
-        return self.tensor * self.pipeline
+        return self.tensor * self.pipeline * self.sequence
 
     def __str__(self) -> str:
         """The engine's options."""
-        counts = {"tensor": self.tensor, "pipeline": self.pipeline, "expert": self.expert}
+        counts = {"tensor": self.tensor, "pipeline": self.pipeline, "expert": self.expert, "sequence": self.sequence}
         return (
             " ".join(f"--{name}-parallel {count}" for name, count in counts.items() if count > 1) or "one device each"
         )
@@ -93,10 +94,10 @@ def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal, *, split: D
         )
     share = split.share(shape)
     free = hardware.memory_bytes * MEMORY_SHARE - share.weights_size_bytes
-    slots = max(0, int(free / share.slot_size_bytes))
+    slots = max(0, int(free / share.slot_size_bytes)) * split.sequence
     fit = min(slots // (goal.isl + goal.osl), MAX_BATCH)
     if fit < 1:
-        need = share.weights_size_bytes + (goal.isl + goal.osl) * share.slot_size_bytes
+        need = share.weights_size_bytes + (goal.isl + goal.osl) * share.slot_size_bytes / split.sequence
         have = hardware.memory_bytes * MEMORY_SHARE
         limit = f"memory: {need / 1e9:.1f} GB for weights and one sequence, {have / 1e9:.1f} GB available"
         return _capacity(shape, hardware, goal, 0, limit, slots, split)
@@ -165,6 +166,7 @@ def _times(
         tensor_parallel=split.tensor,
         pipeline_parallel=split.pipeline,
         expert_parallel=split.expert,
+        sequence_parallel=split.sequence,
     )
     chunk = min(goal.chunk, new_prompt)
     chunk_step = step_time(
@@ -177,6 +179,7 @@ def _times(
         tensor_parallel=split.tensor,
         pipeline_parallel=split.pipeline,
         expert_parallel=split.expert,
+        sequence_parallel=split.sequence,
     )
     # On average a prompt arrives in the middle of a step.
     return math.ceil(new_prompt / chunk) * chunk_step.total + step.total / 2, step.total, step
