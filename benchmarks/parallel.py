@@ -5,6 +5,8 @@ a step, over loopback. It is a round trip less half of the round trip of one byt
 before, as rank 0 runs them too. ``arrays_ms``, ``encode_ms`` and ``decode_ms`` are processor times. *Memory*: the
 bytes that each rank reads of a random Llama of 190 million weights in bfloat16, and the peak of its own pages while it
 loads them; with ``--split sequence`` of ranks that have other slots, whose share is all weights but for the head.
+*Prompt* (``--only prompt`` alone): the processor time of each rank for a prompt of ``--tokens`` tokens and its first
+answer token, and the time that a client waits, the least of five.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
+import os
 import statistics
 import tempfile
 import threading
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import phloem
 import torch
 from phloem import benchmarks
 from phloem.runtime.config import EngineConfig
@@ -159,19 +163,56 @@ def load_share(path: str, rank: int, mesh: Mesh, answer: Any) -> None:
     del model
 
 
+def processes() -> list[int]:
+    """The processes that this one has started, and those that they have."""
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        for tasks in Path(f"/proc/{waiting.pop()}/task").iterdir():
+            waiting += map(int, (tasks / "children").read_text().split())
+            found += [pid for pid in waiting if pid not in found]
+    return sorted(found)
+
+
+def processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_prompt(model: str, split: str, ranks: int, num_tokens: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_threads": 1, "prefix_cache": False, f"{split}_parallel": ranks}
+    with phloem.Runtime(model, **options) as runtime:
+        waited_s, times_s = [], []
+        pids = [pid for pid in processes() if "phloem" in Path(f"/proc/{pid}/cmdline").read_text()]
+        for i in range(6):
+            before = [processor_s(pid) for pid in pids]
+            begun_s = time.perf_counter()
+            runtime.generate(f"{i}" + " leaf" * num_tokens, temperature=0.0, max_tokens=1)
+            waited_s.append(time.perf_counter() - begun_s)
+            times_s.append([processor_s(pid) - start_s for pid, start_s in zip(pids, before, strict=True)])
+    ranks_s = min(times_s[1:], key=sum)
+    return {"split": split, "ranks": ranks, "tokens": num_tokens, "waited_s": min(waited_s[1:]), "processor_s": ranks_s}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=500)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--split", choices=("tensor", "sequence"), default="tensor")
-    parser.add_argument("--only", choices=("orders", "memory"))
+    parser.add_argument("--only", choices=("orders", "memory", "prompt"))
+    parser.add_argument("--model", default="smollm2", help="of --only prompt")
+    parser.add_argument("--tokens", type=int, default=2000, help="of --only prompt")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     report: dict[str, Any] = benchmarks.print_header()
     torch.set_num_threads(1)
     spawn = multiprocessing.get_context("spawn")
-    if args.only != "memory":
+    if args.only == "prompt":
+        report["prompt"] = []
+        for size in (1, *args.ranks):
+            report["prompt"].append(measure_prompt(args.model, args.split, size, args.tokens))
+            print(report["prompt"][-1])
+    elif args.only != "memory":
         with tempfile.TemporaryDirectory() as folder:
             other = spawn.Process(target=answer_orders, args=(folder, len(plans(1)) * args.repeats, 2 * args.repeats))
             other.start()
@@ -180,7 +221,7 @@ def main() -> None:
             other.join()
         for name, figures in report["orders"].items():
             print(f"{args.rows} rows, {name}: " + ", ".join(f"{key} {value:.3f}" for key, value in figures.items()))
-    if args.only != "orders":
+    if args.only in (None, "memory"):
         path = make_tiny_model(Path(tempfile.mkdtemp()) / "model", seed=0, dtype=torch.bfloat16, **SIZES)
         report["memory"] = []
         whole_held = 0
