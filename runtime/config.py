@@ -42,7 +42,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     ``tensor_parallel``: processes that share out every layer of the model (``docs/parallel.md``); one that takes no
     part in a step for ``rank_timeout_s`` is lost, and all of them end. ``pipeline_parallel``: processes, or groups of
     ``tensor_parallel`` processes, that each have some of the layers. ``expert_parallel``: parts of the
-    ``tensor_parallel`` processes that each have some of a mixture's experts. ``sequence_parallel``: copies of these
+    ``tensor_parallel`` processes that each have some of a mixture's experts. ``expert_copies``: so many experts
+    of other parts, those that are chosen most, lie in each process too. ``sequence_parallel``: copies of these
     processes that each keep some slots of every sequence; ``num_slots`` counts those of all. ``num_threads`` is that of
     each process.
     """
@@ -88,6 +89,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     expert_parallel: int = 1
+    expert_copies: int = 0
     sequence_parallel: int = 1
     rank_timeout_s: float = 30.0
     client_timeout_s: float = 30.0

@@ -109,7 +109,7 @@ def _load_parts(
         header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
     tokenizer = load_tokenizer(path)
     template = load_chat_template(path, tokenizer)
-    split = None if gang is None else RankSplit(gang.group, Mesh.of(config))
+    split = None if gang is None else RankSplit(gang.group, Mesh.of(config), expert_copies=config.expert_copies)
     if has_vision(path):
         refuse_with_vision(config)
     model = load_model(path, config, split=split)

@@ -50,13 +50,14 @@ _KV_TYPES = {
 @dataclass(frozen=True, slots=True)
 class LayerRun:
     """Neighbouring layers of a model, with the last norm if they are the last; and whether it has embedding and head.
-    ``experts``: those of each mixture; None: all.
+    ``experts``: those of each mixture; None: all. ``spare_experts``: places after these that are filled later.
     """
 
     layers: range
     has_embedding: bool
     has_head: bool
     experts: range | None = None
+    spare_experts: int = 0
 
 
 class Split(Protocol):
@@ -334,14 +335,15 @@ class _Loader:
         config = self.config
         hidden, inner, count = config.hidden_size, config.expert_size, config.num_experts
         held = range(count) if self.run.experts is None else self.run.experts
-        gate_up = torch.empty((len(held), 2 * inner, hidden), dtype=self.stored, device=self.device)
-        down = torch.empty((len(held), hidden, inner), dtype=self.stored, device=self.device)
+        num_places = len(held) + self.run.spare_experts  # unread ones take memory when they are filled
+        gate_up = torch.empty((num_places, 2 * inner, hidden), dtype=self.stored, device=self.device)
+        down = torch.empty((num_places, hidden, inner), dtype=self.stored, device=self.device)
         for into, key in (
             (gate_up[:, :inner], "expert_gate"),
             (gate_up[:, inner:], "expert_up"),
             (down, "expert_down"),
         ):
-            self.read_experts(i, key, held, into)
+            self.read_experts(i, key, held, into[: len(held)])
         router = self.read(self.names.of_layer(i, "router"), (count, hidden))
         precision: LinearPrecision = "float32" if self.dtype == torch.float32 else "bfloat16"
         is_packed = self.precision == "fp8" and reads_packed(self.device)

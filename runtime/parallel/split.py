@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import torch
 
-from ...protocol.errors import UnknownModel
+from ...protocol.errors import InvalidParams, UnknownModel
 from ..layers.attention import Attention
 from ..layers.latent_attention import LatentAttention
 from ..layers.mlp import MLP
@@ -24,7 +24,7 @@ from .group import Group
 from .mesh import Mesh
 from .pipeline import PipelineStage
 from .sequence import SequenceRanks, SpreadKeys
-from .sharding import Share, SharedFile, piece_len_of, share_of
+from .sharding import Share, SharedFile, even_parts, piece_len_of, share_of
 from .tensor import RowLinear, SplitEmbedding, SplitHead, SplitMoE
 
 
@@ -34,9 +34,10 @@ class RankSplit:
     ``source`` is the file that the rank read.
     """
 
-    def __init__(self, group: Group, mesh: Mesh) -> None:
+    def __init__(self, group: Group, mesh: Mesh, *, expert_copies: int = 0) -> None:
+        """``expert_copies``: spare places for other ranks' experts in each mixture."""
         assert group.size == mesh.size
-        self.group, self.mesh = group, mesh
+        self.group, self.mesh, self._expert_copies = group, mesh, expert_copies
         self.stage = mesh.stage_of(group.rank)
         self._tensor = group.part(mesh.tensor_ranks(group.rank))  # the ranks that share this one's layers
         self._sequence = group.part(mesh.sequence_ranks(group.rank))  # those that have the other slots
@@ -52,6 +53,7 @@ class RankSplit:
     def file(self, file: WeightFile) -> WeightFile:
         self._piece_len = piece_len_of(file)
         self._share = self._share_of(file.config, self._tensor.rank)
+        self._refuse_copies(file.config)
         own = {"head"} if self.run(file.config).has_embedding else {"head", "embedding"}  # a tied head is an embedding
         self.source = SharedFile(file, self._share, not_copied=own if self.mesh.sequence > 1 else None)
         return self.source
@@ -60,8 +62,20 @@ class RankSplit:
         size, parts = self.mesh.tensor, self.mesh.expert
         return share_of(config, rank=tensor_rank, size=size, piece_len=self._piece_len, expert_parts=parts)
 
+    def _refuse_copies(self, config: ModelConfig) -> None:
+        """Raises InvalidParams for more spare places than there are experts to copy."""
+        parts = even_parts(config.num_experts, self.mesh.expert)
+        most = config.num_experts - len(parts[0])  # the first part has most experts itself
+        if self._expert_copies > most:
+            raise InvalidParams(
+                f"expert_copies={self._expert_copies}: of {config.num_experts} experts a part of the ranks has "
+                f"{len(parts[0])} itself, so it can have copies of {most} at most",
+                where="expert_copies",
+            )
+
     def run(self, config: ModelConfig) -> LayerRun:
-        return replace(self.mesh.layers_of(config, self.group.rank), experts=self.share.experts)
+        layers = self.mesh.layers_of(config, self.group.rank)
+        return replace(layers, experts=self.share.experts, spare_experts=self._expert_copies)
 
     def adapter(self, adapter: Adapter) -> Adapter:
         path, added = adapter
@@ -144,4 +158,4 @@ class RankSplit:
         if self.mesh.expert == 1:
             return replace(layer, mlp=SplitMoE(layer.mlp, self._tensor))
         held = [self._share_of(self.share.config, rank).experts for rank in range(self._tensor.size)]
-        return replace(layer, mlp=SplitExperts(layer.mlp, self._tensor, held))
+        return replace(layer, mlp=SplitExperts(layer.mlp, self._tensor, held, num_spare=self._expert_copies))

@@ -34,7 +34,7 @@ LONG = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     path = make_tiny_model(tmp_path_factory.mktemp("gang") / "model", seed=1, family="qwen3_moe", **MOE)
-    ranks = {"tensor_parallel": 2, "expert_parallel": 2, "rank_timeout_s": 4.0}
+    ranks = {"tensor_parallel": 2, "expert_parallel": 2, "expert_copies": 1, "rank_timeout_s": 4.0}
     return EngineConfig(model=str(path), precision="float32", num_slots=2048, num_threads=1, **ranks)
 
 
