@@ -91,10 +91,6 @@ class Mesh:
         first = self.stage_of(rank) * self.stage_size
         return range(first + self.tensor_rank_of(rank), first + self.stage_size, self.tensor)
 
-    def first_ranks(self) -> range:
-        """The first rank of each stage."""
-        return range(0, self.size, self.stage_size)
-
     def head_ranks(self) -> range:
         """Those that have the head: of the last stage, with the first slots."""
         return self.tensor_ranks(self.size - self.stage_size)
