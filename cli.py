@@ -571,7 +571,8 @@ def _plan(args: argparse.Namespace) -> int:
             return _FAILED
         print(f"most tokens a second: {splits[0].split}")
         return _OK
-    split_of = DeviceSplit(args.tensor_parallel, args.pipeline_parallel, args.expert_parallel, args.expert_copies)
+    counts = (args.tensor_parallel, args.pipeline_parallel, args.expert_parallel)
+    split_of = DeviceSplit(*counts, sequence=args.sequence_parallel, copies=args.expert_copies)
     found = find_capacity(shape, hardware, goal, split=split_of)
     ranks, shape = split_of.num_devices, split_of.share(shape)
     of_each = f"of each of {ranks} ranks: " if ranks > 1 else ""
@@ -1126,6 +1127,8 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument("--pipeline-parallel", type=parse_at_least_one, default=1, metavar="N", help=stages_help)
     experts_help = "parts of the tensor-parallel devices that each have some of the experts (default: %(default)s)"
     plan.add_argument("--expert-parallel", type=parse_at_least_one, default=1, metavar="N", help=experts_help)
+    slots_help = "copies of these devices that each keep a part of every sequence (default: %(default)s)"
+    plan.add_argument("--sequence-parallel", type=parse_at_least_one, default=1, metavar="N", help=slots_help)
     copies_help = "experts of other parts that each device has memory to copy, in every layer (default: %(default)s)"
     plan.add_argument("--expert-copies", type=parse_count, default=0, metavar="N", help=copies_help)
     plan.add_argument("--num-threads", type=parse_count, default=0, metavar="N", help="CPU threads; 0: one per core")

@@ -4,8 +4,10 @@
 decoded a step, over loopback. It is a round trip less half of the round trip of one byte. The arrays of the step are
 made before, as rank 0 runs them too. ``arrays_ms``, ``encode_ms`` and ``decode_ms`` are processor times. *Memory*: the
 bytes that each rank reads of a random Llama of 190 million weights in bfloat16, and the peak of its own pages while it
-loads them. *Experts*: the share of the tokens that the busiest group of ranks computes, for random choices that fall
-off by Zipf's law and change halfway; counted, not timed.
+loads them; with ``--split sequence`` of ranks that have other slots, whose share is all weights but for the head.
+*Experts*: the share of the tokens that the busiest group of ranks computes, for random choices that fall off by Zipf's
+law and change halfway; counted, not timed. *Prompt* (``--only prompt`` alone): the processor time of each rank for a
+prompt of ``--tokens`` tokens and its first answer token, and the time that a client waits, the least of five.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
+import os
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import phloem
 import torch
 from phloem import benchmarks
 from phloem.runtime.config import EngineConfig
@@ -163,6 +167,9 @@ class OfRank(Alone):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
+    def part(self, ranks: Sequence[int]) -> Group:
+        return OfRank(list(ranks).index(self.rank), len(ranks))
+
 
 def own_bytes() -> int:
     """This process's pages that are no file's."""
@@ -170,7 +177,7 @@ def own_bytes() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
-def load_share(path: str, rank: int, size: int, answer: Any) -> None:
+def load_share(path: str, rank: int, mesh: Mesh, answer: Any) -> None:
     torch.set_num_threads(1)
     config = EngineConfig(model=path, precision="bfloat16")
     load_model(make_tiny_model(Path(tempfile.mkdtemp()), seed=0), config)  # libraries and kernels
@@ -184,7 +191,7 @@ def load_share(path: str, rank: int, size: int, answer: Any) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    split = RankSplit(OfRank(rank, size), Mesh(tensor=size)) if size > 1 else None
+    split = RankSplit(OfRank(rank, mesh.size), mesh) if mesh.size > 1 else None
     model = load_model(path, config, split=split)
     is_over.set()
     watcher.join()
@@ -194,18 +201,56 @@ def load_share(path: str, rank: int, size: int, answer: Any) -> None:
     del model
 
 
+def processes() -> list[int]:
+    """The processes that this one has started, and those that they have."""
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        for tasks in Path(f"/proc/{waiting.pop()}/task").iterdir():
+            waiting += map(int, (tasks / "children").read_text().split())
+            found += [pid for pid in waiting if pid not in found]
+    return sorted(found)
+
+
+def processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_prompt(model: str, split: str, ranks: int, num_tokens: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_threads": 1, "prefix_cache": False, f"{split}_parallel": ranks}
+    with phloem.Runtime(model, **options) as runtime:
+        waited_s, times_s = [], []
+        pids = [pid for pid in processes() if "phloem" in Path(f"/proc/{pid}/cmdline").read_text()]
+        for i in range(6):
+            before = [processor_s(pid) for pid in pids]
+            begun_s = time.perf_counter()
+            runtime.generate(f"{i}" + " leaf" * num_tokens, temperature=0.0, max_tokens=1)
+            waited_s.append(time.perf_counter() - begun_s)
+            times_s.append([processor_s(pid) - start_s for pid, start_s in zip(pids, before, strict=True)])
+    ranks_s = min(times_s[1:], key=sum)
+    return {"split": split, "ranks": ranks, "tokens": num_tokens, "waited_s": min(waited_s[1:]), "processor_s": ranks_s}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=500)
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--exponent", type=float, default=0.8, help="of Zipf's law, by which experts are chosen")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--only", choices=("orders", "memory", "experts"))
+    parser.add_argument("--split", choices=("tensor", "sequence"), default="tensor")
+    parser.add_argument("--only", choices=("orders", "memory", "experts", "prompt"))
+    parser.add_argument("--model", default="smollm2", help="of --only prompt")
+    parser.add_argument("--tokens", type=int, default=2000, help="of --only prompt")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     report: dict[str, Any] = benchmarks.print_header()
     torch.set_num_threads(1)
     spawn = multiprocessing.get_context("spawn")
+    if args.only == "prompt":
+        report["prompt"] = []
+        for size in (1, *args.ranks):
+            report["prompt"].append(measure_prompt(args.model, args.split, size, args.tokens))
+            print(report["prompt"][-1])
     if args.only in (None, "experts"):
         report["experts"] = []
         for num_experts, num_groups, per_token in ((8, 4, 2), (128, 8, 8)):
@@ -234,7 +279,8 @@ def main() -> None:
         for size in (1, *args.ranks):
             for rank in range(size):
                 answer = spawn.Queue()
-                process = spawn.Process(target=load_share, args=(str(path), rank, size, answer))
+                mesh = Mesh(**{args.split: size})
+                process = spawn.Process(target=load_share, args=(str(path), rank, mesh, answer))
                 process.start()
                 peak, held, read = answer.get()
                 process.join()
@@ -242,7 +288,8 @@ def main() -> None:
                 line = {"ranks": size, "rank": rank, "peak_bytes": peak, "held_bytes": held}
                 if read is not None:
                     line |= {"read_bytes": read.read, "replicated_bytes": read.replicated}
-                    line["peak_over_share"] = peak / (whole_held / size + read.replicated)
+                    share = read.read if args.split == "sequence" else whole_held / size + read.replicated
+                    line["peak_over_share"] = peak / share
                 report["memory"].append(line)
                 print(", ".join(f"{key} {value:,.3f}".replace(".000", "") for key, value in line.items()))
     if args.out is not None:

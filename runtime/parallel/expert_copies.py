@@ -25,7 +25,7 @@ MOST_WAITING = 2  # times so many tokens, after which a review does not wait for
 class MixtureReport:
     """One mixture at its last review. ``at_home`` and ``shared``: the share of all its tokens since the review before
     that the busiest group would have computed without copies, and has computed. ``copies``: of each copied expert, the
-    groups that have got it.
+    groups that have got it. Of sequence-parallel ranks the first ones are counted.
     """
 
     layer: int

@@ -50,14 +50,15 @@ class DeviceSplit:
     pipeline: int = 1
     expert: int = 1
     copies: int = 0
+    sequence: int = 1
 
     @property
     def num_devices(self) -> int:
-        return self.tensor * self.pipeline
+        return self.tensor * self.pipeline * self.sequence
 
     def __str__(self) -> str:
         """The engine's options."""
-        counts = {"tensor": self.tensor, "pipeline": self.pipeline, "expert": self.expert}
+        counts = {"tensor": self.tensor, "pipeline": self.pipeline, "expert": self.expert, "sequence": self.sequence}
         options = [f"--{name}-parallel {count}" for name, count in counts.items() if count > 1]
         if self.copies:
             options.append(f"--expert-copies {self.copies}")
@@ -101,10 +102,10 @@ def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal, *, split: D
         goal = replace(goal, isl=goal.isl + goal.images * shape.tower.tokens)
     share = split.share(shape)
     free = hardware.memory_bytes * MEMORY_SHARE - share.weights_size_bytes
-    slots = max(0, int(free / share.slot_size_bytes))
+    slots = max(0, int(free / share.slot_size_bytes)) * split.sequence
     fit = min(slots // (goal.isl + goal.osl), MAX_BATCH)
     if fit < 1:
-        need = share.weights_size_bytes + (goal.isl + goal.osl) * share.slot_size_bytes
+        need = share.weights_size_bytes + (goal.isl + goal.osl) * share.slot_size_bytes / split.sequence
         have = hardware.memory_bytes * MEMORY_SHARE
         limit = f"memory: {need / 1e9:.1f} GB for weights and one sequence, {have / 1e9:.1f} GB available"
         return _capacity(shape, hardware, goal, 0, limit, slots, split)
@@ -175,6 +176,7 @@ def _times(
         tensor_parallel=split.tensor,
         pipeline_parallel=split.pipeline,
         expert_parallel=split.expert,
+        sequence_parallel=split.sequence,
     )
     chunk = min(goal.chunk, new_prompt)
     chunk_step = step_time(
@@ -187,6 +189,7 @@ def _times(
         tensor_parallel=split.tensor,
         pipeline_parallel=split.pipeline,
         expert_parallel=split.expert,
+        sequence_parallel=split.sequence,
     )
     images_s = 0.0
     if goal.images and shape.tower is not None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..parallel.sizes import READ_TOKENS, SUM_BY_PARTS, num_micro_steps
+from ...protocol.errors import InvalidParams
+from ..parallel.sizes import READ_TOKENS, SHARED_TOKENS, SUM_BY_PARTS, num_micro_steps
 from .hardware import Hardware
 from .shapes import WEIGHT_BYTES, ModelShape
 
 KERNELS_A_LAYER = 8  # four products, two norms, rope with the KV write, attention, activation; one is fused
 SUM_BYTES = 2  # of a number in a sum between ranks
 RESIDUAL_BYTES = 4  # of a number that a stage sends to the next
+QUERY_BYTES, PART_BYTES = 2, 4  # of a number of queries, and of attention over one rank's keys
 SMALL_KERNELS = 4  # of them, without products and attention
 
 
@@ -47,20 +49,27 @@ def step_time(
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
     expert_parallel: int = 1,
+    sequence_parallel: int = 1,
 ) -> StepTime:
     """A step in which ``rows`` sequences decode one token each, with ``context`` tokens before it on average, beside
     ``prefill`` tokens of prompts with ``prefill_context`` tokens before them on average. Counts may be fractions.
 
     With ``tensor_parallel`` ranks each has its share of the work, and two sums a layer and one of the embedding join
     the results. With ``pipeline_parallel`` stages the layers are run in turns of a micro-step each. Each of
-    ``expert_parallel`` parts of the ranks has some of the experts.
+    ``expert_parallel`` parts of the ranks has some of the experts. Each of ``sequence_parallel`` copies of the ranks
+    has a part of the keys and values, and runs a part of a long step's tokens.
     """
+    if sequence_parallel < 1:
+        raise InvalidParams(f"sequence_parallel={sequence_parallel}: give 1 or more", where="sequence_parallel")
     whole, shape = shape, shape.share(tensor_parallel, stages=pipeline_parallel, expert_parts=expert_parallel)
     tokens = rows + prefill
     micro_steps = num_micro_steps(pipeline_parallel, tokens, read_tokens=_read_tokens(whole, hardware))
     turns = micro_steps + pipeline_parallel - 1
     all_rows, rows, prefill, tokens = rows, rows / micro_steps, prefill / micro_steps, tokens / micro_steps
     layers = turns * shape.num_layers
+    step_tokens, is_shared = tokens, tokens >= SHARED_TOKENS * sequence_parallel > SHARED_TOKENS
+    if is_shared:
+        tokens /= sequence_parallel
     # A prompt needs logits only for its last token, which is left out.
     head = hardware.product_s(
         shape.vocab_size,
@@ -72,8 +81,10 @@ def step_time(
     attention = (
         hardware.attention_call_s
         + hardware.attention_row_s * rows
-        + _attention_s(shape, hardware, rows, context, hardware.score_rate)
-        + _attention_s(shape, hardware, prefill, prefill_context, hardware.prefill_score_rate, queries=64.0)
+        + _attention_s(shape, hardware, rows, context / sequence_parallel, hardware.score_rate)
+        + _attention_s(
+            shape, hardware, prefill, prefill_context / sequence_parallel, hardware.prefill_score_rate, queries=64.0
+        )
     )
     sums, exchanges = _joins(shape, tokens, tensor_parallel, expert_parallel)
     sum_bytes = tokens * shape.hidden * SUM_BYTES
@@ -85,6 +96,11 @@ def step_time(
         collectives += turns * exchanges * (2 * hardware.collective_s + exchange_bytes / hardware.link_rate)
     if pipeline_parallel > 1:
         collectives += turns * hardware.send_s(stage_bytes)
+    visits, visit_bytes = 0, 0.0  # of queries to other ranks' keys, in all layers
+    if sequence_parallel > 1:
+        visits = shape.num_layers * (3 if is_shared else 1)
+        visit_bytes = shape.num_layers * _visit_bytes(shape, step_tokens, sequence_parallel, is_shared=is_shared)
+        collectives += turns * (visits * hardware.collective_s + visit_bytes / hardware.link_rate)
     return StepTime(
         linear=layers * _products_s(shape, hardware, tokens),
         attention=layers * attention,
@@ -94,9 +110,19 @@ def step_time(
         + all_rows * hardware.host_row_s
         + (all_rows * whole.vocab_size / hardware.logit_rate if hardware.logit_rate else 0.0),
         collectives=collectives,
-        num_collectives=micro_steps * (sums + 2 * exchanges + (pipeline_parallel > 1)),
-        sent_bytes=micro_steps * (sums * 2 * part * sum_bytes + exchanges * exchange_bytes + stage_bytes),
+        num_collectives=micro_steps * (sums + 2 * exchanges + visits + (pipeline_parallel > 1)),
+        sent_bytes=micro_steps * (sums * 2 * part * sum_bytes + exchanges * exchange_bytes + visit_bytes + stage_bytes),
     )
+
+
+def _visit_bytes(shape: ModelShape, tokens: float, ranks: int, *, is_shared: bool) -> float:
+    """What one rank sends in a layer so that all queries of the step meet all keys."""
+    part = tokens * shape.num_heads * (shape.head_dim + 1) * PART_BYTES
+    if not is_shared:  # to every other rank
+        return (ranks - 1) * part
+    queries = tokens * shape.num_heads * shape.head_dim * QUERY_BYTES
+    kept = 2 * tokens / ranks * shape.num_kv_heads * shape.head_dim * shape.kv_bytes
+    return (ranks - 1) / ranks * (queries + kept + part)
 
 
 def _read_tokens(shape: ModelShape, hardware: Hardware) -> float:

@@ -56,7 +56,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def options_of(path: Path, mesh: Mesh, **options: Any) -> EngineConfig:
     split = {"tensor_parallel": mesh.tensor, "pipeline_parallel": mesh.pipeline, "expert_parallel": mesh.expert}
-    return config(path, **({"expert_copies": 1} | split | options))
+    return config(path, **({"expert_copies": 1, "sequence_parallel": mesh.sequence} | split | options))
 
 
 Found = tuple[list[torch.Tensor], list[MixtureReport]]
@@ -97,7 +97,7 @@ def check(found: Found, num_mixtures: int) -> None:
         assert one.copies and one.shared < one.at_home
 
 
-@pytest.mark.parametrize("mesh", [Mesh(4, 1, 4), Mesh(4, 1, 2), Mesh(2, 2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [Mesh(4, 1, 4), Mesh(4, 1, 2), Mesh(2, 2, 2), Mesh(2, 2, 2, 2)], ids=str)
 def test_no_bit_changes_before_during_and_after_a_copy(mesh: Mesh, path: Path) -> None:
     found = run_all(mesh.size, ranks_body(path, mesh))[0]
     check(found, 2)
@@ -120,7 +120,7 @@ def test_processes_copy_the_weights_that_virtual_ranks_copy(path: Path, tmp_path
     assert found[1] == expected[1] and found[1][0].copies
 
 
-@pytest.mark.parametrize("mesh", [Mesh(4, 1, 4), Mesh(2, 2, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [Mesh(4, 1, 4), Mesh(2, 2, 2), Mesh(2, 1, 2, 2)], ids=str)
 def test_an_engine_reviews_its_experts_and_answers_as_before(
     mesh: Mesh, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 from pathlib import Path
 
+import pytest
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import CLIENT
@@ -19,7 +20,8 @@ PER_ROUND = 500
 log = logging.getLogger(__name__)
 
 
-def test_two_ranks_end_every_op_once_and_lose_no_slot(tiny_model_path: Path) -> None:
+@pytest.mark.parametrize("split", ["tensor_parallel", "sequence_parallel"])
+def test_two_ranks_end_every_op_once_and_lose_no_slot(tiny_model_path: Path, split: str) -> None:
     config = EngineConfig(
         model=str(tiny_model_path),
         precision="float32",
@@ -28,8 +30,8 @@ def test_two_ranks_end_every_op_once_and_lose_no_slot(tiny_model_path: Path) -> 
         max_step_tokens=256,
         prefill_chunk=64,
         num_threads=1,
-        tensor_parallel=2,
         rank_timeout_s=60.0,
+        **{split: 2},
     )
     is_long = "PHLOEM_SOAK_RANKS" in os.environ
     engine = EngineCore(config, gang=None if is_long else VirtualGang(config))

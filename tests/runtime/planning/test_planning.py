@@ -289,6 +289,22 @@ def test_experts_on_ranks_are_read_as_often_and_exchanges_send_less_than_sums() 
         shape.share(8, expert_parts=8, expert_copies=113)
 
 
+def test_spread_slots_hold_more_tokens_and_long_steps_send_each_query_and_part_once() -> None:
+    shape, h100 = replace(SHAPES["llama-3.3-70b"], weight_bits=16), HARDWARE["h100"]
+    one, two = (step_time(shape, h100, rows=8, context=9000, sequence_parallel=size) for size in (1, 2))
+    assert two.linear == one.linear and two.attention < 0.6 * one.attention  # all run all tokens, over half of the keys
+    assert two.num_collectives == 80 and two.sent_bytes == 80 * 8 * 64 * 129 * 4
+    one, two = (step_time(shape, h100, rows=0, prefill=2000, context=0, sequence_parallel=size) for size in (1, 2))
+    assert two.linear == pytest.approx(one.linear / 2, rel=0.01)
+    layer = 2000 * 64 * (128 * 2 + 129 * 4) + 1000 * 2 * 8 * 128 * 2
+    assert two.num_collectives == 3 * 80 and two.sent_bytes == 80 * layer / 2
+    goal = Goal(1000, 200)
+    slots = [find_capacity(shape, h100, goal, split=DeviceSplit(4, sequence=size)).slots for size in (1, 3)]
+    assert slots[1] == 3 * slots[0] > 0
+    with pytest.raises(InvalidParams, match="sequence_parallel=0: give 1 or more"):
+        step_time(shape, h100, rows=1, context=1, sequence_parallel=0)
+
+
 def test_the_command_compares_splits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "llama-3.3-70b", "--hardware", "h100", "--devices", "8"]) == 0
     shown = capsys.readouterr().out
@@ -296,7 +312,7 @@ def test_the_command_compares_splits(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["plan", "llama-3.3-70b", "--hardware", "h100", "--tensor-parallel", "8"]) == 0
     shown = capsys.readouterr().out
     assert "of each of 8 ranks: weights" in shown and "collectives" in shown
-    split = ["--tensor-parallel", "4", "--pipeline-parallel", "2", "--expert-parallel", "4"]
+    split = ["--tensor-parallel", "4", "--pipeline-parallel", "2", "--expert-parallel", "4", "--sequence-parallel", "2"]
     assert main(["plan", "qwen3-235b-a22b", "--hardware", "h100", *split]) == 0
     assert "each rank joins others' results" in capsys.readouterr().out
     assert main(["plan", "qwen3-235b-a22b", "--hardware", "h100", *split, "--expert-copies", "2"]) == 0
