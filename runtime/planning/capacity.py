@@ -44,11 +44,12 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSplit:
-    """How devices share out one model; ``expert`` divides ``tensor``."""
+    """How devices share out one model; ``expert`` divides ``tensor``. ``copies``: spare places for experts."""
 
     tensor: int = 1
     pipeline: int = 1
     expert: int = 1
+    copies: int = 0
 
     @property
     def num_devices(self) -> int:
@@ -57,12 +58,13 @@ class DeviceSplit:
     def __str__(self) -> str:
         """The engine's options."""
         counts = {"tensor": self.tensor, "pipeline": self.pipeline, "expert": self.expert}
-        return (
-            " ".join(f"--{name}-parallel {count}" for name, count in counts.items() if count > 1) or "one device each"
-        )
+        options = [f"--{name}-parallel {count}" for name, count in counts.items() if count > 1]
+        if self.copies:
+            options.append(f"--expert-copies {self.copies}")
+        return " ".join(options) or "one device each"
 
     def share(self, shape: ModelShape) -> ModelShape:
-        return shape.share(self.tensor, stages=self.pipeline, expert_parts=self.expert)
+        return shape.share(self.tensor, stages=self.pipeline, expert_parts=self.expert, expert_copies=self.copies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,14 @@ def anthropic_routes(service: Service) -> APIRouter:
         def form_for(program: str) -> MessageForm:
             return MessageForm(program, adapter or service.model_name, asked.reader, max_tokens=params.max_tokens)
 
-        return GenerationResponse(service.bridge, asked.job, form_for, stream=is_stream, metrics=service.metrics)
+        return GenerationResponse(
+            service.bridge,
+            asked.job,
+            form_for,
+            stream=is_stream,
+            metrics=service.metrics,
+            keep=lambda result: model.keep(asked, result),
+        )
 
     def check_thinking(request: CountRequest) -> None:
         if request.thinking is not None and request.thinking.type == "adaptive" and not model.can_think:

@@ -90,7 +90,14 @@ def _add_chat(router: APIRouter, service: Service) -> None:
                 header, service.tokenizer, n=n, logprobs=logprobs, include_usage=usage, reader=asked.reader
             )
 
-        return GenerationResponse(service.bridge, asked.job, form_for, stream=is_stream, metrics=service.metrics)
+        return GenerationResponse(
+            service.bridge,
+            asked.job,
+            form_for,
+            stream=is_stream,
+            metrics=service.metrics,
+            keep=lambda result: model.keep(asked, result),
+        )
 
 
 def _add_completions(router: APIRouter, service: Service) -> None:

@@ -84,7 +84,14 @@ def responses_routes(service: Service, store: ResponseStore) -> APIRouter:
                 keep=keep,
             )
 
-        return GenerationResponse(service.bridge, asked.job, form_for, stream=is_stream, metrics=service.metrics)
+        return GenerationResponse(
+            service.bridge,
+            asked.job,
+            form_for,
+            stream=is_stream,
+            metrics=service.metrics,
+            keep=lambda result: model.keep(asked, result),
+        )
 
     def found(id: str, owner: bytes) -> StoredResponse:
         stored = store.get(id, owner)

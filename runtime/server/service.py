@@ -25,6 +25,7 @@ from .image_parts import ImageUrl
 from .metrics import ServerMetrics
 from .remote_images import NONE_FETCHED, RemoteImages
 from .tenants import sender_of_request
+from .written import WrittenAnswers
 
 LONG_BODY_BYTES = 16_000  # a longer body is read, rendered and tokenized on a thread
 
@@ -51,6 +52,7 @@ class Service:
     remote_images: RemoteImages | None = None  # None: no image is fetched
     other_names: frozenset[str] = frozenset()  # of what this server serves beside the model, which no adapter may have
     started_s: float = field(default_factory=time.time)
+    written: WrittenAnswers = field(default_factory=WrittenAnswers)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="requests"))
 
     @property

@@ -285,6 +285,8 @@ def test_experts_on_ranks_are_read_as_often_and_exchanges_send_less_than_sums() 
         InvalidParams, match="expert_parallel=3: qwen3-235b-a22b has 128 experts, and the number must d"
     ):
         shape.share(8, expert_parts=3)
+    with pytest.raises(InvalidParams, match="expert_copies=113: .* split into 8 parts .* copies of 112 others at most"):
+        shape.share(8, expert_parts=8, expert_copies=113)
 
 
 def test_the_command_compares_splits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,6 +299,8 @@ def test_the_command_compares_splits(capsys: pytest.CaptureFixture[str]) -> None
     split = ["--tensor-parallel", "4", "--pipeline-parallel", "2", "--expert-parallel", "4"]
     assert main(["plan", "qwen3-235b-a22b", "--hardware", "h100", *split]) == 0
     assert "each rank joins others' results" in capsys.readouterr().out
+    assert main(["plan", "qwen3-235b-a22b", "--hardware", "h100", *split, "--expert-copies", "2"]) == 0
+    assert "3.55 GB of the weights are places for copies of experts" in capsys.readouterr().out  # 47 layers
 
 
 def vision_config(**form: Any) -> VisionConfig:
