@@ -13,7 +13,7 @@ AXE := $(VENV)/axe/node_modules/axe-core/axe.min.js
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-interop test-openapi test-otel test-ray test-s3 test-arm test-isas soak soak-ranks soak-fleet soak-http oracle check serve bench clean test-browser
+.PHONY: demo test test-interop test-openapi test-otel test-ray test-s3 test-arm test-isas soak soak-ranks soak-fleet soak-http soak-files oracle check serve bench clean test-browser
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -110,6 +110,11 @@ soak-fleet: $(DEV_STAMP)
 # 256 streams at once over HTTP, a tenth leaving, beside 200 connections that dribble or never read: an hour, with a line a round.
 soak-http: $(DEV_STAMP)
 	PHLOEM_SOAK_HTTP_MINUTES=$${PHLOEM_SOAK_HTTP_MINUTES:-60} $(VENV)/bin/pytest tests/runtime/server/test_soak_http.py -o log_cli=true -o log_cli_level=INFO
+
+# 10,000 damaged files of each kind (GGUF, safetensors, ONNX, config.json, tokenizer.json), 2,000 of each kind of quantized folder:
+# each is loaded or refused in one line. The graphs take nine minutes of CPU, all of them more than an hour.
+soak-files: $(DEV_STAMP)
+	PHLOEM_DAMAGED_FILES=10000 $(VENV)/bin/pytest tests/runtime/weights/test_damaged_files.py tests/runtime/weights/test_onnx.py -k "file_s or folder or graphs"
 
 # 100,000 random walks through random grammars, every token tried at every state: some minutes.
 oracle: $(DEV_STAMP)
