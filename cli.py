@@ -133,7 +133,9 @@ def _serve_with(args: argparse.Namespace, first: Any) -> int:
     (own_name, config), *others = configs.items()
     from .cluster.restarts import RestartPolicy
     from .runtime.server import serve
+    from .runtime.server.remote_images import AllowedHosts
 
+    image_hosts = AllowedHosts(args.allow_image_hosts)
     supervise = _supervise(args, first)
     kept_alive: list[Any] = []  # what keeps the engines of each model alive, once they are ready
 
@@ -178,6 +180,7 @@ def _serve_with(args: argparse.Namespace, first: Any) -> int:
             ),
             has_page=not args.no_page,
             tracer=tracer,
+            image_hosts=image_hosts,
             policy=RestartPolicy(step_timeout_s=args.step_timeout_s, max_restarts=args.max_restarts),
             on_ready=on_ready,
             progress=progress,
@@ -224,12 +227,15 @@ def _read_rules(path: Path) -> dict[str, Any]:
 
 def _supervise(args: argparse.Namespace, first: Any) -> Any:
     """What keeps the engines alive. ``first``: the interpreter of the first one."""
+    from .cluster.limits import FleetLimits
+
+    limits = FleetLimits(max_rebalanced=args.max_rebalanced)
     if args.on != "ray":
         if args.ray_address:
             raise InvalidRequest(f"--ray-address {args.ray_address}: it is for --on ray; add that or leave it out")
         from .cluster.supervisor import Supervisor
 
-        return partial(Supervisor, roles=tuple(args.role), first=first)
+        return partial(Supervisor, roles=tuple(args.role), first=first, limits=limits)
     if args.role:
         raise InvalidRequest(f"--role {args.role[0]}: with --on ray every replica does both; leave it out")
     from .cluster.restarts import RestartPolicy
@@ -245,7 +251,7 @@ def _supervise(args: argparse.Namespace, first: Any) -> Any:
         from .cluster.ray.supervisor import RaySupervisor
     except ImportError as error:
         raise Unsupported(f"--on ray needs Ray ({error}); install it with: pip install 'phloem[ray]'") from error
-    return partial(RaySupervisor, address=args.ray_address)
+    return partial(RaySupervisor, address=args.ray_address, limits=limits)
 
 
 @contextmanager
@@ -547,7 +553,7 @@ def _plan(args: argparse.Namespace) -> int:
         hardware = cpu_hardware(default_home(), threads=args.num_threads, again=args.measure_again)
     else:
         hardware = HARDWARE[args.hardware]
-    goal = Goal(args.isl, args.osl, args.ttft_s, args.tpot_s, args.cached_share)
+    goal = Goal(args.isl, args.osl, args.ttft_s, args.tpot_s, args.cached_share, images=args.images)
     if args.devices:
         splits = best_split(shape, hardware, goal, devices=args.devices)
         print(f"{shape.describe()}, on {args.devices} x {hardware.name} ({hardware.about})")
@@ -565,7 +571,7 @@ def _plan(args: argparse.Namespace) -> int:
             return _FAILED
         print(f"most tokens a second: {splits[0].split}")
         return _OK
-    split_of = DeviceSplit(args.tensor_parallel, args.pipeline_parallel, args.expert_parallel)
+    split_of = DeviceSplit(args.tensor_parallel, args.pipeline_parallel, args.expert_parallel, args.expert_copies)
     found = find_capacity(shape, hardware, goal, split=split_of)
     ranks, shape = split_of.num_devices, split_of.share(shape)
     of_each = f"of each of {ranks} ranks: " if ranks > 1 else ""
@@ -574,13 +580,22 @@ def _plan(args: argparse.Namespace) -> int:
         f"{of_each}weights {shape.weights_size_bytes / 1e9:.2f} GB, keys and values "
         f"{shape.slot_size_bytes / 1e3:.1f} kB a token: {found.slots:,} tokens fit"
     )
+    if shape.spare_experts:
+        print(f"{shape.spare_size_bytes / 1e9:.2f} GB of the weights are places for copies of experts")
     print(f"prompts of {goal.isl:,} tokens ({goal.cached_share:.0%} cached), answers of {goal.osl:,}")
+    if shape.tower is not None and args.images:
+        image_s, count = shape.tower.image_s(hardware), f"{args.images} image{'s' if args.images > 1 else ''}"
+        print(
+            f"and {count} of {shape.tower.tokens:,} tokens in {shape.tower.tiles} tiles, {image_s * 1e3:,.1f} ms each; "
+            f"encoder {shape.tower.size_bytes / 1e9:.2f} GB of the weights"
+        )
     if not found.batch:
         print(f"not even one sequence: {found.limit}")
         return _FAILED
     print(f"batch {found.batch} (--max-running of the engine), bounded by {found.limit}")
     print(f"time to first token {found.ttft_s * 1e3:,.1f} ms, time per token {found.tpot_s * 1e3:,.2f} ms")
-    for part in ("linear", "attention", "small_ops", "head", "host", *(("collectives",) if ranks > 1 else ())):
+    more = [name for name, has_it in (("collectives", ranks > 1), ("images", args.images > 0)) if has_it]
+    for part in ("linear", "attention", "small_ops", "head", "host", *more):
         seconds = getattr(found.step, part)
         print(f"  {part.replace('_', ' '):<10} {seconds * 1e3:>10.3f} ms {seconds / found.step.total:>6.1%}")
     if ranks > 1:
@@ -842,6 +857,7 @@ def _add_pull(commands: Any) -> None:
 
 
 def _add_serve(commands: Any) -> None:
+    from .cluster.limits import FleetLimits
     from .cluster.restarts import RestartPolicy
 
     policy = RestartPolicy()
@@ -873,6 +889,8 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--model-name", help="the model's name in requests (default: MODEL)")
     cors = serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
     cors.help = "origin of web pages that may send requests; may be repeated"
+    images = serve.add_argument("--allow-image-hosts", action="append", default=[], metavar="HOST,...")
+    images.help = "fetch the images of requests from these hosts (default: from none); may be repeated"
     _add_connection_flags(serve)
     _add_store_flags(serve)
     fleet = serve.add_argument_group("replicas")
@@ -881,6 +899,9 @@ def _add_serve(commands: Any) -> None:
     )
     role = fleet.add_argument("--role", action="append", default=[], choices=("both", "prefill", "decode"))
     role.help = "of the next replica, from the first on: prefill computes prompts for those with decode (default: both)"
+    rebalanced = fleet.add_argument("--max-rebalanced", type=parse_count, metavar="N")
+    rebalanced.help = "running programs moved at once to replicas with less to do; 0: none (default: %(default)s)"
+    rebalanced.default = FleetLimits().max_rebalanced
     on = fleet.add_argument("--on", choices=("here", "ray"), default="here")
     on.help = "who starts the engines: this process, or Ray Serve, which needs phloem[ray] (default: %(default)s)"
     address = fleet.add_argument("--ray-address", default="", metavar="ADDRESS")
@@ -1090,6 +1111,8 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument(
         "--cached-share", type=parse_cached_share, default=0.0, metavar="SHARE", help="cached share of a prompt"
     )
+    images = plan.add_argument("--images", type=parse_count, default=0, metavar="N")
+    images.help = "images of a prompt beside its --isl tokens, of a model that reads them"
     plan.add_argument("--weight-bits", type=int, choices=[4, 8, 16, 32], help="default: 4 on a CPU, 16 elsewhere")
     kv_help = "type of keys and values (default: %(default)s)"
     plan.add_argument("--kv-dtype", choices=list(KV_BYTES), default="bfloat16", help=kv_help)
@@ -1103,6 +1126,8 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument("--pipeline-parallel", type=parse_at_least_one, default=1, metavar="N", help=stages_help)
     experts_help = "parts of the tensor-parallel devices that each have some of the experts (default: %(default)s)"
     plan.add_argument("--expert-parallel", type=parse_at_least_one, default=1, metavar="N", help=experts_help)
+    copies_help = "experts of other parts that each device has memory to copy, in every layer (default: %(default)s)"
+    plan.add_argument("--expert-copies", type=parse_count, default=0, metavar="N", help=copies_help)
     plan.add_argument("--num-threads", type=parse_count, default=0, metavar="N", help="CPU threads; 0: one per core")
     plan.add_argument("--measure-again", action="store_true", help="measure this CPU again")
     plan.set_defaults(run=_plan)

@@ -98,7 +98,7 @@ def test_serve_starts_the_first_engine_s_interpreter_before_the_server_loads(
     model: str, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[Any] = []
-    monkeypatch.setattr("phloem.cluster.supervisor.Supervisor", lambda roles, first: found.append(first))
+    monkeypatch.setattr("phloem.cluster.supervisor.Supervisor", lambda first, **_: found.append(first))
     cli.main(["serve", model])
     served["supervise"]()
     assert "torch" in found[0].modules and found[0].num_discards == 1
@@ -118,6 +118,15 @@ def test_serve_passes_its_own_options_on(model: str, served: Served, monkeypatch
     assert (served["replicas"], served["policy"]) == (1, RestartPolicy())
     cli.main(["serve", model, "--replicas", "3", "--step-timeout-s", "7.5", "--max-restarts", "0"])
     assert (served["replicas"], served["policy"]) == (3, RestartPolicy(step_timeout_s=7.5, max_restarts=0))
+
+
+def test_serve_says_how_many_programs_may_move(model: str, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    monkeypatch.setattr("phloem.cluster.supervisor.Supervisor", lambda limits, **_: found.append(limits.max_rebalanced))
+    for arguments in ([], ["--max-rebalanced", "0"]):
+        cli.main(["serve", model, *arguments])
+        served["supervise"]()
+    assert found == [4, 0]
 
 
 def test_a_ready_server_tells_its_address_and_what_its_engine_says(

@@ -422,6 +422,7 @@ class EngineCore:
             "vocab_size": self.vocab_size,
             "num_layers": config.num_layers,
             "ranks": [] if self.ranks is None else [msgspec.to_builtins(one) for one in self.ranks.weights],
+            "expert_copies": None if self.ranks is None else self.ranks.leader.expert_copies(),
             "num_slots": self.cache.num_slots,
             "kv_bytes": self.kv.size_bytes,
             "precision": self.config.precision,

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 BLOCK_LEN = 64  # tokens of KV that are copied to host memory or disk together
 STAGING_BYTES = 256 << 20  # of host memory, where the config has only a disk
-DEFAULT_SLOTS = 32_768  # tokens of KV on a CPU, unless the config says how many
+DEFAULT_SLOTS = 32_768  # tokens of KV on a CPU, of each sequence-parallel rank, unless the config says how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _load_parts(
     grammars = Grammars(tokenizer, engine=config.grammar_engine)  # whose thread works while the weights load
     undo.callback(grammars.close)
     template = load_chat_template(path, tokenizer)
-    split = None if gang is None else RankSplit(gang.group, Mesh.of(config))
+    split = None if gang is None else RankSplit(gang.group, Mesh.of(config), expert_copies=config.expert_copies)
     if has_vision(path):
         refuse_with_vision(config)
     model = load_model(path, config, split=split)
@@ -140,12 +140,12 @@ def _load_parts(
     if not num_slots and accelerator is not None:
         num_slots = measured_slots(model, accelerator, config, context_len=context_len)
     elif not num_slots:
-        num_slots = max(DEFAULT_SLOTS, context_len)
+        num_slots = max(DEFAULT_SLOTS * config.sequence_parallel, context_len)
     shape = model.config
     spare = 0 if accelerator is None else 1  # the executor owns one slot
     kv = KVPool.for_model(
         shape,
-        num_slots=num_slots + spare,
+        num_slots=Mesh.of(config).pool_slots(num_slots + spare),
         dtype=model.kv_dtype,
         device=model.device,
         num_layers=len(model.layers),
@@ -156,7 +156,7 @@ def _load_parts(
     tiers = make_tiers(config, path, model, kv)
     ranks = None
     if gang is not None and split is not None:
-        leader = gang.begin(model, Shape(tokenizer.vocab_size, kv.num_slots, context_len))
+        leader = gang.begin(model, Shape(tokenizer.vocab_size, num_slots + spare, context_len))
         ranks = RanksOfModel(gang, leader, (weight_bytes(split), *gang.weights))
     return EngineParts(
         path,
