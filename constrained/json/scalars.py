@@ -14,6 +14,7 @@ import numpy as np
 from ..code_points import ANY, Ranges, intersection
 from ..expressions import NO_TEXT, NOTHING, Expressions
 from ..machine import MAX_NEED, SHORT_TOKEN, UNBOUNDED, Fill, Machine
+from ..machine.recent import Recent
 from ..prefixes import contains_all_texts_of
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
@@ -53,6 +54,7 @@ class Scalars:
         self._left_by_rest: dict[tuple[int, int], _LeftByChar] = {}  # of what is left of a character
         self._by_char: dict[int, _CharMoves] = {}
         self._by_rest: dict[tuple[int, int], _CharMoves] = {}  # of expressions within a character
+        self._by_control: Recent[tuple[int, ...], list[tuple[int, ...]]] = Recent(64)
         text = (self.ex.text,)
         self.free_text = self._string(text, Spelling(free=True))
         self.key_text = self._string(text, Spelling(free=False))
@@ -140,18 +142,23 @@ class Scalars:
     def _moves(self, exprs: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """The ranges [lo, hi) of bytes that may follow, with the derivatives by each of them."""
         ex = self.ex
+        classes = ex.classes(*exprs[1:]) if len(exprs) > 1 else []
+        at = 0  # the first class that does not end before the range
         for lo, hi, must in ex.moves(exprs[0]):
             if not ex.is_nonempty(must):
                 continue
             if len(exprs) == 1:
                 yield lo, hi, (must,)
                 continue
-            for a, b in ex.classes(*exprs[1:]):
-                a, b = max(a, lo), min(b, hi)
-                if a < b:
-                    byte = ex.available_in(a, b)
-                    if byte >= 0:
-                        yield a, b, (must, *[ex.derive(e, byte) for e in exprs[1:]])
+            while classes[at][1] <= lo:
+                at += 1
+            for i in range(at, len(classes)):
+                a, b = max(classes[i][0], lo), min(classes[i][1], hi)
+                if a >= b:
+                    break
+                byte = ex.available_in(a, b)
+                if byte >= 0:
+                    yield a, b, (must, *[ex.derive(e, byte) for e in exprs[1:]])
 
     def _derive(self, exprs: tuple[int, ...], data: bytes) -> tuple[int, ...]:
         ex = self.ex
@@ -271,11 +278,16 @@ class Scalars:
 
     def _controls(self, exprs: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The derivatives by each control character."""
-        found: list[tuple[int, ...]] = [(NOTHING,)] * 0x20
-        for lo, hi, to in self._moves(exprs):
-            for byte in range(lo, min(hi, 0x20)):
-                if self.ex.available >> byte & 1:
-                    found[byte] = to
+        found = self._by_control.get(exprs)
+        if found is None:
+            found = [(NOTHING,)] * 0x20
+            for lo, hi, to in self._moves(exprs):
+                if lo >= 0x20:
+                    break
+                for byte in range(lo, min(hi, 0x20)):
+                    if self.ex.available >> byte & 1:
+                        found[byte] = to
+            self._by_control.put(exprs, found)
         return found
 
     def _code_point(self, exprs: tuple[int, ...], spelling: Spelling, free: bool, digits: str) -> int:
