@@ -1,10 +1,11 @@
 """What several ranks cost on this machine: the order of a step, and each rank's bytes and memory.
 
-``python -m benchmarks.parallel`` prints two tables. *Orders*: the time from the call of rank 0 until rank 1 has decoded
-a step, over loopback. It is a round trip less half of the round trip of one byte. The arrays of the step are made
-before, as rank 0 runs them too. ``arrays_ms``, ``encode_ms`` and ``decode_ms`` are processor times. *Memory*: the
+``python -m benchmarks.parallel`` prints three tables. *Orders*: the time from the call of rank 0 until rank 1 has
+decoded a step, over loopback. It is a round trip less half of the round trip of one byte. The arrays of the step are
+made before, as rank 0 runs them too. ``arrays_ms``, ``encode_ms`` and ``decode_ms`` are processor times. *Memory*: the
 bytes that each rank reads of a random Llama of 190 million weights in bfloat16, and the peak of its own pages while it
-loads them.
+loads them. *Experts*: the share of the tokens that the busiest group of ranks computes, for random choices that fall
+off by Zipf's law and change halfway; counted, not timed.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from phloem import benchmarks
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.layers.batch import StepArrays
 from phloem.runtime.models import load_model
+from phloem.runtime.parallel.expert_copies import REVIEW_TOKENS
+from phloem.runtime.parallel.expert_places import BLOCK, Places
 from phloem.runtime.parallel.group import Alone, Group, connect
 from phloem.runtime.parallel.mesh import Mesh
 from phloem.runtime.parallel.order_line import OrderLine
 from phloem.runtime.parallel.orders import decode, encode
 from phloem.runtime.parallel.rank import weight_bytes
+from phloem.runtime.parallel.sharding import even_parts
 from phloem.runtime.parallel.split import RankSplit
 from phloem.runtime.scheduler import DecodePart, PlanRow, StepPlan
 from phloem.tests.runtime.models.tiny import make_tiny_model
@@ -119,6 +123,40 @@ def measure_orders(group: Group, repeats: int, num_rows: int) -> dict[str, dict[
     return found | {"one byte, one way": {"median_ms": ping_ms / 2}}
 
 
+def measure_experts(
+    num_spare: int, *, num_experts: int, num_groups: int, per_token: int, exponent: float, num_steps: int
+) -> dict[str, float]:
+    """The busiest group's share of the tokens, over that of a group if all had as many: the mean over steps of 512
+    tokens, without the ones in which copies are still made.
+    """
+    rng = np.random.default_rng(0)
+    places = Places(even_parts(num_experts, num_groups), num_spare)
+    load, num_copies, excess = np.zeros(num_experts), 0, []
+    chance = np.empty(0)
+    for step in range(num_steps):
+        if step % (num_steps // 2) == 0:
+            chance = rng.permutation(np.arange(1, num_experts + 1) ** -exponent)
+        ranked = np.log(chance) + rng.gumbel(size=(512, num_experts))
+        chosen = np.argpartition(-ranked, per_token, axis=1)[:, :per_token]
+        counts = np.bincount(chosen.ravel(), minlength=num_experts)
+        groups, firsts = places.share_out(counts)
+        blocks = np.diff(np.append(firsts, len(groups)))
+        sizes = np.full(len(groups), BLOCK)
+        last = (firsts + blocks - 1)[blocks > 0]
+        sizes[last] = counts[blocks > 0] - BLOCK * (blocks[blocks > 0] - 1)
+        if step % (num_steps // 2) >= num_steps // 4:
+            tokens = np.bincount(groups, sizes, num_groups)
+            excess.append((places.tokens_at_home(counts).max(), tokens.max(), counts.sum() / num_groups))
+        load += counts
+        if (step + 1) % (REVIEW_TOKENS // 512) == 0:
+            for move in places.moves(load):
+                places.make(move)
+                num_copies += 1
+            load /= 2
+    at_home, shared, even = np.mean(excess, axis=0)
+    return {"without": at_home / even, "with": shared / even, "copies_made": num_copies}
+
+
 class OfRank(Alone):
     """A group in which only loading happens."""
 
@@ -160,14 +198,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=500)
     parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--exponent", type=float, default=0.8, help="of Zipf's law, by which experts are chosen")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--only", choices=("orders", "memory"))
+    parser.add_argument("--only", choices=("orders", "memory", "experts"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     report: dict[str, Any] = benchmarks.print_header()
     torch.set_num_threads(1)
     spawn = multiprocessing.get_context("spawn")
-    if args.only != "memory":
+    if args.only in (None, "experts"):
+        report["experts"] = []
+        for num_experts, num_groups, per_token in ((8, 4, 2), (128, 8, 8)):
+            for num_spare in (0, 1, 2, 4):
+                shape = {"num_experts": num_experts, "num_groups": num_groups, "per_token": per_token}
+                one = measure_experts(num_spare, exponent=args.exponent, num_steps=1024, **shape)
+                report["experts"].append(shape | {"expert_copies": num_spare} | one)
+                print(
+                    f"{num_experts} experts on {num_groups} groups, {per_token} a token, {num_spare} spare places: the "
+                    f"busiest group has {one['without']:.2f} times its even share without copies, {one['with']:.2f} "
+                    f"times with; {one['copies_made']} copies made"
+                )
+    if args.only in (None, "orders"):
         with tempfile.TemporaryDirectory() as folder:
             other = spawn.Process(target=answer_orders, args=(folder, len(plans(1)) * args.repeats, 2 * args.repeats))
             other.start()
@@ -176,7 +227,7 @@ def main() -> None:
             other.join()
         for name, figures in report["orders"].items():
             print(f"{args.rows} rows, {name}: " + ", ".join(f"{key} {value:.3f}" for key, value in figures.items()))
-    if args.only != "orders":
+    if args.only in (None, "memory"):
         path = make_tiny_model(Path(tempfile.mkdtemp()) / "model", seed=0, dtype=torch.bfloat16, **SIZES)
         report["memory"] = []
         whole_held = 0

@@ -9,9 +9,10 @@ from typing import Any
 
 from ...protocol.address import ClientKeys
 from ...protocol.client import Client
-from ...protocol.errors import InvalidParams, PhloemError, Unsupported
+from ...protocol.errors import EngineLost, InvalidParams, PhloemError, Unsupported
 from ...protocol.ops import AnyOp
-from ..client import FleetClient, FleetLimits
+from ..client import FleetClient
+from ..limits import FleetLimits
 from ..supervisor import Replica, ask_clients
 from .calls import AFTER_S, Hold, ServeCalls
 from .places import EnginePlace, PlacesFollower
@@ -90,6 +91,7 @@ class ServeFleet:
         self._is_over = True
         self._has_news.set()
         self._thread.join(2 * CONNECT_S)
+        self.client.give_up(EngineLost("this server ends; send the program again"))
         self.client.close()
         self._calls.close()
 

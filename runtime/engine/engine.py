@@ -57,7 +57,6 @@ from .adapters import Adapters
 from .cache_feed import CacheFeed
 from .embedding_ops import EmbeddingOps
 from .gen_ops import GenOps
-from .grammars import Grammars
 from .handoff import Handoff
 from .image_ops import ImageOps
 from .interpreter import Interpreter
@@ -144,7 +143,7 @@ class EngineCore:
             contents=images,
         )
         self.ranks = parts.ranks
-        self.grammars = Grammars(self.tokenizer, engine=config.grammar_engine)
+        self.grammars = parts.grammars
         masks = MaskThread()
         self._outbox: Outbox = []
         self.adapters = Adapters(
@@ -423,6 +422,7 @@ class EngineCore:
             "vocab_size": self.vocab_size,
             "num_layers": config.num_layers,
             "ranks": [] if self.ranks is None else [msgspec.to_builtins(one) for one in self.ranks.weights],
+            "expert_copies": None if self.ranks is None else self.ranks.leader.expert_copies(),
             "num_slots": self.cache.num_slots,
             "kv_bytes": self.kv.size_bytes,
             "precision": self.config.precision,

@@ -49,14 +49,15 @@ _KV_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LayerRun:
-    """Neighbouring layers of a model, the embedding if the first of these begins with it, and the norm and head if
-    they end with them. ``experts``: those of each mixture; None: all.
+    """Neighbouring layers of a model, with the last norm if they are the last; and whether it has embedding and head.
+    ``experts``: those of each mixture; None: all. ``spare_experts``: places after these that are filled later.
     """
 
     layers: range
     has_embedding: bool
     has_head: bool
     experts: range | None = None
+    spare_experts: int = 0
 
 
 class Split(Protocol):
@@ -161,13 +162,14 @@ class _Loader:
     def model(self, num_positions: int) -> Model:
         self.names.refuse_strangers(self.file.names(), source=str(self.file.path))
         config, run = self.config, self.run
+        is_last = run.layers.stop == config.num_layers
         embedding, logits = self.ends()
         table_of = cache(lambda kind: self.rope_table(kind, num_positions))
         return Model(
             config=config,
             embedding=embedding,
             layers=tuple(self.layer(i, table_of(self.rope_kind(i))) for i in run.layers),
-            norm=self.norm(self.names.of_model("norm"), config.hidden_size) if run.has_head else NoNorm(),
+            norm=self.norm(self.names.of_model("norm"), config.hidden_size) if is_last else NoNorm(),
             head=LMHead(logits, cap=config.logits_cap),
             max_positions=num_positions,
             positions=self.positions() if config.learned_positions and run.has_embedding else None,
@@ -333,14 +335,15 @@ class _Loader:
         config = self.config
         hidden, inner, count = config.hidden_size, config.expert_size, config.num_experts
         held = range(count) if self.run.experts is None else self.run.experts
-        gate_up = torch.empty((len(held), 2 * inner, hidden), dtype=self.stored, device=self.device)
-        down = torch.empty((len(held), hidden, inner), dtype=self.stored, device=self.device)
+        num_places = len(held) + self.run.spare_experts  # unread ones take memory when they are filled
+        gate_up = torch.empty((num_places, 2 * inner, hidden), dtype=self.stored, device=self.device)
+        down = torch.empty((num_places, hidden, inner), dtype=self.stored, device=self.device)
         for into, key in (
             (gate_up[:, :inner], "expert_gate"),
             (gate_up[:, inner:], "expert_up"),
             (down, "expert_down"),
         ):
-            self.read_experts(i, key, held, into)
+            self.read_experts(i, key, held, into[: len(held)])
         router = self.read(self.names.of_layer(i, "router"), (count, hidden))
         precision: LinearPrecision = "float32" if self.dtype == torch.float32 else "bfloat16"
         is_packed = self.precision == "fp8" and reads_packed(self.device)

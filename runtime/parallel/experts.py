@@ -1,7 +1,7 @@
 """Expert parallelism: each expert of a mixture lies whole on one rank, or on a few that split its inner dimensions.
 
     every rank: the residual, the router ─► the same choices ─► the tokens that chose my experts ─► their results
-    long steps:   results ─► to the rank that adds this token's ─► the sums to all ranks
+    long steps:   results of copies ─► home; results ─► to the rank that adds this token's ─► the sums to all ranks
     short steps:  results, zeros for other tokens ─► one sum of all ranks
 
 (GShard: Lepikhin et al., 2021.) Every rank has every token's input, so results alone are sent. All ranks know all
@@ -12,21 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...kernels import QuantizedWeight, mix_experts
 from ..layers.adapters import AdapterRows
 from ..layers.moe import MoE
+from .expert_places import BLOCK, Places
 from .group import Group
 from .sharding import even_parts
 from .sizes import SUM_BY_PARTS
 
 
 class SplitExperts(MoE):
-    """A mixture whose ranks hold other experts each. ``held``: of each rank of ``group``, its experts."""
+    """A mixture whose ranks hold other experts each. ``held``: of each rank of ``group``, its experts.
 
-    def __init__(self, own: MoE, group: Group, held: Sequence[range]) -> None:
+    ``num_spare``: rows of the weights after those of ``held``, for copies of other ranks' experts; 0: none.
+    """
+
+    def __init__(self, own: MoE, group: Group, held: Sequence[range], *, num_spare: int = 0) -> None:
         super().__init__(
             own.router,
             own.gate_up,
@@ -39,6 +44,7 @@ class SplitExperts(MoE):
             bias=own.bias,
         )
         self._group, self._held = group, list(held)
+        self.copies = CopiedExperts(self.gate_up, self.down, group, held, num_spare) if num_spare else None
 
     def __call__(self, x: Tensor, rows: AdapterRows | None = None) -> Tensor:  # [T, C] -> [T, C]
         weights, ids = self._route(self.router(x))  # [T, k]
@@ -53,9 +59,12 @@ class SplitExperts(MoE):
         """[T, C]: what this rank's experts give to each token."""
         mine = self._held[self._group.rank]
         tokens, places = ((ids >= mine.start) & (ids < mine.stop)).nonzero(as_tuple=True)
-        taken = x[tokens] if isinstance(self.gate_up, QuantizedWeight) else x[tokens].to(self.gate_up.dtype)
-        own_ids = ids[tokens, places].unsqueeze(1) - mine.start
-        each = mix_experts(taken, self.gate_up, self.down, weights[tokens, places].unsqueeze(1), own_ids)
+        if self.copies is not None:
+            each = self.copies.results(x, weights, ids)
+        else:
+            taken = x[tokens] if isinstance(self.gate_up, QuantizedWeight) else x[tokens].to(self.gate_up.dtype)
+            own_ids = ids[tokens, places].unsqueeze(1) - mine.start
+            each = mix_experts(taken, self.gate_up, self.down, weights[tokens, places].unsqueeze(1), own_ids)
         mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         return mixed.index_add_(0, tokens, each.float()).to(x.dtype)
 
@@ -76,3 +85,112 @@ class SplitExperts(MoE):
         own_sums = total.to(mixed.dtype)
         group.exchange([own_sums] * group.size, [whole[run.start : run.stop] for run in runs])
         return whole
+
+
+class CopiedExperts:
+    """One rank's experts and its copies of others', with the tokens that chose each expert of the mixture.
+
+    A result does not depend on where copies lie: an expert's tokens are computed in the same blocks on every rank, and
+    go through the home of the expert. The ranks of a group call the same methods in the same order.
+    """
+
+    def __init__(
+        self,
+        gate_up: Tensor | QuantizedWeight,
+        down: Tensor | QuantizedWeight,
+        group: Group,
+        held: Sequence[range],
+        num_spare: int,
+    ) -> None:
+        assert isinstance(gate_up, Tensor) and isinstance(down, Tensor), "packed experts are not copied"
+        self.gate_up, self.down = gate_up, down
+        homes = list(dict.fromkeys(held))  # of each group of ranks
+        self.places = Places(homes, num_spare)
+        self._ranks = group
+        self._each = group.size // len(homes)  # ranks that split the same experts
+        self._mine, self._part = divmod(group.rank, self._each)
+        self._rows = self.places.row_of(self._mine)
+        self.load = np.zeros(self.places.num_experts)  # tokens of each expert; older ones count less
+        self.tokens = np.zeros(
+            (2, len(homes))
+        )  # since the last review: of each group if there were no copies, and with
+
+    @property
+    def spare_bytes(self) -> int:
+        """Of the spare places."""
+        num_spare = self.places.spare.shape[1]
+        return sum(weight[0].numel() * weight.element_size() * num_spare for weight in (self.gate_up, self.down))
+
+    def results(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """[P, C]: the weighted results of the choices (token, place) of experts at home here, in the order of choices.
+        In short steps, which would wait for the sending, copies are not used.
+        """
+        chosen = ids.numpy().ravel()
+        counts = np.bincount(chosen, minlength=len(self.load))
+        groups, firsts = self.places.share_out(counts, use_copies=x.numel() >= SUM_BY_PARTS)
+        blocks = np.empty(len(chosen), np.int64)
+        order = np.argsort(chosen, kind="stable")  # an expert's tokens stay in order
+        starts = np.cumsum(counts) - counts
+        blocks[order] = (np.arange(len(chosen)) - np.repeat(starts, counts)) // BLOCK
+        by, home = groups[firsts[chosen] + blocks], self.places.home[chosen]
+        self._note(counts, by)
+        computed = np.flatnonzero(by == self._mine)
+        rows = self._products(x, weights, chosen, computed, blocks[computed])
+        if (by == home).all():
+            return rows
+        wanted = np.flatnonzero(home == self._mine)
+        return self._sent_home(rows, home[computed], by[wanted])
+
+    def _products(
+        self, x: Tensor, weights: Tensor, chosen: np.ndarray, computed: np.ndarray, blocks: np.ndarray
+    ) -> Tensor:
+        """The results of the choices ``computed``: first blocks of all experts, second ones, and so on."""
+        rows = self.gate_up.new_empty((len(computed), x.shape[1]))
+        tokens = torch.from_numpy(computed // weights.shape[1])
+        own_ids = torch.from_numpy(self._rows[chosen[computed]]).unsqueeze(1)
+        own_weights = weights.flatten()[torch.from_numpy(computed)].unsqueeze(1)
+        for block in range(int(blocks.max(initial=-1)) + 1):
+            at = torch.from_numpy(np.flatnonzero(blocks == block))
+            rows[at] = mix_experts(x[tokens[at]].to(rows.dtype), self.gate_up, self.down, own_weights[at], own_ids[at])
+        return rows
+
+    def _sent_home(self, rows: Tensor, homes: np.ndarray, by: np.ndarray) -> Tensor:
+        """Sends ``rows`` to the ``homes`` of their experts; returns those of the experts at home here, which the groups
+        ``by`` have computed."""
+        parts, into = [], []
+        for rank in range(self._ranks.size):
+            group, part = divmod(rank, self._each)
+            is_mine = part == self._part
+            parts.append(rows[torch.from_numpy((homes == group) & is_mine)])
+            into.append(rows.new_empty((int((by == group).sum()) * is_mine, rows.shape[1])))
+        self._ranks.exchange(parts, into)
+        found = rows.new_empty((len(by), rows.shape[1]))
+        for group in range(self.places.num_groups):
+            found[torch.from_numpy(by == group)] = into[group * self._each + self._part]
+        return found
+
+    def _note(self, counts: np.ndarray, by: np.ndarray) -> None:
+        self.load += counts
+        self.tokens[0] += self.places.tokens_at_home(counts)
+        self.tokens[1] += np.bincount(by, minlength=self.places.num_groups)
+
+    def review(self) -> int:
+        """Copy the experts that are chosen most to where they are missed, at most one to each rank; returns how many
+        copies the mixture has got. Between two steps; half of the load is forgotten.
+        """
+        moves = self.places.moves(self.load)
+        for move in moves:
+            source, to = (group * self._each + self._part for group in (move.source, move.to))
+            if move.source == self._mine:
+                row = move.expert - self.places.homes[self._mine].start
+                self._ranks.send(self.gate_up[row], to)
+                self._ranks.send(self.down[row], to)
+            elif move.to == self._mine:
+                row = len(self.places.homes[self._mine]) + move.place
+                self._ranks.receive(self.gate_up[row], source)
+                self._ranks.receive(self.down[row], source)
+            self.places.make(move)
+        self._rows = self.places.row_of(self._mine)
+        self.load /= 2
+        self.tokens[:] = 0
+        return len(moves)

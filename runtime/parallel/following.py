@@ -6,16 +6,18 @@ import torch
 
 from ..executor import Executor
 from ..layers.batch import StepArrays
+from .expert_copies import ExpertCopies
 from .group import Group
 from .lost import GangLost
 from .order_line import OrderLine
-from .orders import Beat, End, HeadInput, Likeliest, Whole
+from .orders import Beat, End, HeadInput, Likeliest, ReviewExperts, Whole
 from .tensor import SplitHead
 
 
 @torch.inference_mode()
-def follow(executor: Executor, group: Group, *, num_tokens: int) -> int:
+def follow(executor: Executor, group: Group, *, num_tokens: int, copies: ExpertCopies | None = None) -> int:
     """Run until rank 0 says that no orders follow; returns their number. ``num_tokens``: of the vocabulary.
+    ``copies``: None where no experts are copied.
 
     Raises GangLost when rank 0 is silent for longer than the group's timeout, has ended, or an order is missing.
     """
@@ -34,6 +36,9 @@ def follow(executor: Executor, group: Group, *, num_tokens: int) -> int:
                 head.send_shortlist(features, k, num_tokens=num_tokens, rows=rows, words=words)
             case HeadInput():
                 head.send_input(features)
+            case ReviewExperts():
+                assert copies is not None, "rank 0 has another config"
+                copies.review()
             case Beat():
                 pass
             case End():

@@ -29,7 +29,7 @@ from .child import module_program
 from .group import Group, connect
 from .leader import Leader
 from .mesh import Mesh
-from .rank import Shape, WeightBytes
+from .rank import Shape, WeightBytes, copies_of
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,11 @@ def refuse_combinations(config: EngineConfig) -> None:
     mesh = Mesh.of(config)
     if not config.rank_timeout_s > 0:
         raise InvalidParams(f"rank_timeout_s={config.rank_timeout_s}: it must be above 0", where="rank_timeout_s")
+    if config.expert_copies < 0 or (config.expert_copies and mesh.expert == 1):
+        raise InvalidParams(
+            f"expert_copies={config.expert_copies}: it must be 0, or above 0 with expert_parallel of 2 or more",
+            where="expert_copies",
+        )
     if mesh.size == 1:
         return
     others = {
@@ -102,7 +107,7 @@ class LocalGang:
 
     def __init__(self, config: EngineConfig) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="phloem-ranks-"))
-        self._timeout_s = config.rank_timeout_s
+        self._config, self._timeout_s = config, config.rank_timeout_s
         self._is_closing = False
         self._leader: Leader | None = None
         self._ranks: list[_RankProcess] = []
@@ -142,7 +147,8 @@ class LocalGang:
     def begin(self, model: Model, shape: Shape) -> Leader:
         end_s = time.monotonic() + START_TIMEOUT_S
         self.weights = [rank.loaded(end_s - time.monotonic()) for rank in self._ranks]
-        self._leader = Leader(self.group, model, num_tokens=shape.num_tokens, beat_s=self._timeout_s / 4)
+        copies = copies_of(model, self.group, self._config)
+        self._leader = Leader(self.group, model, num_tokens=shape.num_tokens, beat_s=self._timeout_s / 4, copies=copies)
         for rank in self._ranks:
             rank.tell(shape)
             threading.Thread(target=self._watch, args=(rank,), name="phloem-rank-watch", daemon=True).start()

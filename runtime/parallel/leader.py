@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 from torch import Tensor
@@ -13,10 +14,11 @@ from ..executor.split_steps import Shortlist
 from ..executor.step_logits import StepMasks
 from ..layers.batch import StepArrays
 from ..models import Model
+from .expert_copies import ExpertCopies
 from .group import Group
 from .lost import GangLost
 from .order_line import OrderLine
-from .orders import Beat, End, HeadInput, Likeliest, Order, Whole
+from .orders import Beat, End, HeadInput, Likeliest, Order, ReviewExperts, Whole
 from .tensor import SplitHead
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class Leader:
         *,
         num_tokens: int,
         beat_s: float,
+        copies: ExpertCopies | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert isinstance(model.head, SplitHead)
@@ -43,6 +46,7 @@ class Leader:
         self._head.before = lambda num_rows: self._give(Whole(num_rows))
         self._line = OrderLine(group)
         self._num_tokens = num_tokens
+        self.copies = copies  # None: no experts are copied
         self._beat_s, self._clock = beat_s, clock
         self._given_s = clock()
         self._lost: str | None = None
@@ -52,7 +56,10 @@ class Leader:
         return self._line.num_orders
 
     def announce(self, step: StepArrays) -> None:
+        self._review(is_idle=False)
         self._give(step)
+        if self.copies is not None:
+            self.copies.note_step(step.num_tokens)
 
     def shortlist(self, features: Tensor, k: int, masks: StepMasks | None) -> Shortlist:
         rows, words = np.zeros(0, np.int64), np.zeros((0, 0), np.uint32)
@@ -69,9 +76,15 @@ class Leader:
 
     def rest(self) -> None:
         """Call it while no step runs. Raises GangLost if a rank was lost meanwhile."""
+        self._review(is_idle=True)
         if self._clock() - self._given_s >= self._beat_s:
             self._give(Beat())
         self.check()
+
+    def _review(self, *, is_idle: bool) -> None:
+        if self.copies is not None and self.copies.is_due(is_idle=is_idle):
+            self._give(ReviewExperts())
+            self.copies.review()
 
     def check(self) -> None:
         if self._lost is not None:
@@ -89,6 +102,16 @@ class Leader:
             log.info("the ranks were not told to end: %s", error)
             return False
         return True
+
+    def expert_copies(self) -> dict[str, object] | None:
+        """What ``info`` says about copies of experts; None where none are made."""
+        if self.copies is None:
+            return None
+        return {
+            "spare_bytes": self.copies.spare_bytes,
+            "num_copied": self.copies.num_copied,
+            "mixtures": [asdict(one) for one in self.copies.reports()],
+        }
 
     def _give(self, order: Order) -> None:
         self.check()

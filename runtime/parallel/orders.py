@@ -43,6 +43,11 @@ class HeadInput:
 
 
 @dataclass(frozen=True, slots=True)
+class ReviewExperts:
+    """Copy experts that are chosen often, as the counts of the steps so far say."""
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """Rank 0 is idle and alive."""
 
@@ -52,8 +57,8 @@ class End:
     """No more orders follow."""
 
 
-Order = StepArrays | Whole | Likeliest | HeadInput | Beat | End
-_KINDS: tuple[type, ...] = (StepArrays, Whole, Likeliest, HeadInput, Beat, End)
+Order = StepArrays | Whole | Likeliest | HeadInput | ReviewExperts | Beat | End
+_KINDS: tuple[type, ...] = (StepArrays, Whole, Likeliest, HeadInput, ReviewExperts, Beat, End)
 
 
 def encode(order: Order) -> tuple[int, np.ndarray]:
@@ -84,6 +89,8 @@ def decode(kind: int, payload: np.ndarray) -> Order:
             return Likeliest(k, rows.astype(np.int64), words.view(np.uint32).reshape(num_masks, num_words))
         case "HeadInput":
             return HeadInput()
+        case "ReviewExperts":
+            return ReviewExperts()
         case "Beat":
             return Beat()
     return End()

@@ -10,8 +10,9 @@ from ... import kernels, processor
 from ..config import EngineConfig
 from ..executor import Executor
 from ..memory import KVPool
-from ..models import load_model
+from ..models import Model, load_model
 from ..weights.resolve import resolve_model
+from .expert_copies import ExpertCopies
 from .following import follow
 from .group import Group
 from .mesh import Mesh
@@ -41,7 +42,7 @@ class Rank:
     def __init__(self, config: EngineConfig, group: Group) -> None:
         num_threads = threads_of(config)
         kernels.set_threads(num_threads)
-        split = RankSplit(group, Mesh.of(config))
+        split = RankSplit(group, Mesh.of(config), expert_copies=config.expert_copies)
         self.config, self.group = config, group
         self.model = load_model(resolve_model(config.model), config, split=split)
         self.weight_bytes = weight_bytes(split)
@@ -54,13 +55,20 @@ class Rank:
         model = self.model
         kv = KVPool.for_model(
             model.config,
-            num_slots=shape.num_slots,
+            num_slots=Mesh.of(self.config).pool_slots(shape.num_slots),
             dtype=model.kv_dtype,
             device=model.device,
             num_layers=len(model.layers),
         )
         executor = Executor(model, kv, max_rows=self.config.max_running, max_len=shape.context_len)
-        return follow(executor, self.group, num_tokens=shape.num_tokens)
+        return follow(
+            executor, self.group, num_tokens=shape.num_tokens, copies=copies_of(model, self.group, self.config)
+        )
+
+
+def copies_of(model: Model, group: Group, config: EngineConfig) -> ExpertCopies | None:
+    """None where the config has no spare places for experts."""
+    return ExpertCopies(model, group, config) if config.expert_copies else None
 
 
 def weight_bytes(split: RankSplit) -> WeightBytes:

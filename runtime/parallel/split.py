@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import torch
 
-from ...protocol.errors import UnknownModel
+from ...protocol.errors import InvalidParams, UnknownModel
 from ..layers.attention import Attention
 from ..layers.latent_attention import LatentAttention
 from ..layers.mlp import MLP
@@ -23,7 +23,8 @@ from .experts import SplitExperts
 from .group import Group
 from .mesh import Mesh
 from .pipeline import PipelineStage
-from .sharding import Share, SharedFile, piece_len_of, share_of
+from .sequence import SequenceRanks, SpreadKeys
+from .sharding import Share, SharedFile, even_parts, piece_len_of, share_of
 from .tensor import RowLinear, SplitEmbedding, SplitHead, SplitMoE
 
 
@@ -33,11 +34,13 @@ class RankSplit:
     ``source`` is the file that the rank read.
     """
 
-    def __init__(self, group: Group, mesh: Mesh) -> None:
+    def __init__(self, group: Group, mesh: Mesh, *, expert_copies: int = 0) -> None:
+        """``expert_copies``: spare places for other ranks' experts in each mixture."""
         assert group.size == mesh.size
-        self.group, self.mesh = group, mesh
+        self.group, self.mesh, self._expert_copies = group, mesh, expert_copies
         self.stage = mesh.stage_of(group.rank)
-        self._tensor = group.part(mesh.ranks_of(self.stage))  # the ranks that share this one's layers
+        self._tensor = group.part(mesh.tensor_ranks(group.rank))  # the ranks that share this one's layers
+        self._sequence = group.part(mesh.sequence_ranks(group.rank))  # those that have the other slots
         self.source: SharedFile | None = None
         self._share: Share | None = None
         self._piece_len = 0
@@ -50,15 +53,29 @@ class RankSplit:
     def file(self, file: WeightFile) -> WeightFile:
         self._piece_len = piece_len_of(file)
         self._share = self._share_of(file.config, self._tensor.rank)
-        self.source = SharedFile(file, self._share)
+        self._refuse_copies(file.config)
+        own = {"head"} if self.run(file.config).has_embedding else {"head", "embedding"}  # a tied head is an embedding
+        self.source = SharedFile(file, self._share, not_copied=own if self.mesh.sequence > 1 else None)
         return self.source
 
     def _share_of(self, config: ModelConfig, tensor_rank: int) -> Share:
         size, parts = self.mesh.tensor, self.mesh.expert
         return share_of(config, rank=tensor_rank, size=size, piece_len=self._piece_len, expert_parts=parts)
 
+    def _refuse_copies(self, config: ModelConfig) -> None:
+        """Raises InvalidParams for more spare places than there are experts to copy."""
+        parts = even_parts(config.num_experts, self.mesh.expert)
+        most = config.num_experts - len(parts[0])  # the first part has most experts itself
+        if self._expert_copies > most:
+            raise InvalidParams(
+                f"expert_copies={self._expert_copies}: of {config.num_experts} experts a part of the ranks has "
+                f"{len(parts[0])} itself, so it can have copies of {most} at most",
+                where="expert_copies",
+            )
+
     def run(self, config: ModelConfig) -> LayerRun:
-        return replace(self.mesh.layers_of(config, self.stage), experts=self.share.experts)
+        layers = self.mesh.layers_of(config, self.group.rank)
+        return replace(layers, experts=self.share.experts, spare_experts=self._expert_copies)
 
     def adapter(self, adapter: Adapter) -> Adapter:
         path, added = adapter
@@ -98,8 +115,8 @@ class RankSplit:
 
     def joined(self, model: Model) -> Model:
         config, mesh = self.share.config, self.mesh
-        run, last = self.run(config), mesh.pipeline - 1
-        holders = [(rank, self._share_of(config, mesh.tensor_rank_of(rank)).vocab) for rank in mesh.ranks_of(last)]
+        run = self.run(config)
+        holders = [(rank, self._share_of(config, mesh.tensor_rank_of(rank)).vocab) for rank in mesh.head_ranks()]
         embedding = model.embedding
         if self._tensor.size > 1 and run.has_embedding:
             embedding = SplitEmbedding(embedding, self.share.vocab, self._tensor)
@@ -111,10 +128,16 @@ class RankSplit:
             head=SplitHead(model.head, self.group, holders, vocab_size=config.vocab_size),
             is_split=True,
             stage=self._stage(config) if mesh.pipeline > 1 else None,
+            sequence=self._sequence_ranks(model) if mesh.sequence > 1 else None,
         )
 
+    def _sequence_ranks(self, model: Model) -> SequenceRanks:
+        for layer in model.layers:
+            layer.attention.keys = SpreadKeys(self._sequence)
+        return SequenceRanks(self._sequence, frozenset(layer.attention.window for layer in model.layers))
+
     def _stage(self, config: ModelConfig) -> PipelineStage:
-        rank, step, count = self.group.rank, self.mesh.tensor, self.mesh.pipeline
+        rank, step, count = self.group.rank, self.mesh.stage_size, self.mesh.pipeline
         return PipelineStage(
             self.group,
             num_stages=count,
@@ -135,4 +158,4 @@ class RankSplit:
         if self.mesh.expert == 1:
             return replace(layer, mlp=SplitMoE(layer.mlp, self._tensor))
         held = [self._share_of(self.share.config, rank).experts for rank in range(self._tensor.size)]
-        return replace(layer, mlp=SplitExperts(layer.mlp, self._tensor, held))
+        return replace(layer, mlp=SplitExperts(layer.mlp, self._tensor, held, num_spare=self._expert_copies))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from ...protocol.errors import InvalidParams, Unsupported
 from ..weights.model_config import ModelConfig
+from ..weights.vision_config import has_vision, read_vision_config
+from .towers import TowerShape
 
 if TYPE_CHECKING:
     from ..weights import WeightFile
@@ -39,6 +41,8 @@ class ModelShape:
     num_experts: int = 0
     experts_per_token: int = 0
     experts_held: int = 0  # of a rank with a share of them; 0: all
+    spare_experts: int = 0  # places for copies of other ranks' experts
+    tower: TowerShape | None = None  # of a model that reads images
 
     def __post_init__(self) -> None:
         if self.weight_bits not in WEIGHT_BYTES:
@@ -81,6 +85,8 @@ class ModelShape:
             if columns and rows != file.config.vocab_size:
                 sizes[bits_of(tensor)] += rows * columns[0]
         shape = cls.of_config(name, file.config)
+        if has_vision(file.path):
+            shape = replace(shape, tower=TowerShape.of_config(read_vision_config(file.path), shape.hidden))
         if sizes[16] or not sizes[4]:
             return replace(shape, weight_bits=16 if sizes[16] else 8)
         return replace(shape, weight_bits=4, eight_bit_share=sizes[8] / sizes.total())
@@ -89,10 +95,13 @@ class ModelShape:
         mixed = f" ({self.eight_bit_share:.0%} of them 8-bit)" if self.eight_bit_share else ""
         return f"{self.name}, {self.weight_bits}-bit weights{mixed}"
 
-    def share(self, ranks: int, *, stages: int = 1, expert_parts: int = 1) -> ModelShape:
+    def share(self, ranks: int, *, stages: int = 1, expert_parts: int = 1, expert_copies: int = 0) -> ModelShape:
         """The largest share of a rank, rounded up: every rank waits for it. ``ranks`` share out each layer,
-        ``stages`` have some of the layers, ``expert_parts`` of the ranks have some of the experts.
+        ``stages`` have some of the layers, ``expert_parts`` of the ranks have some of the experts, and memory for
+        ``expert_copies`` others of each layer.
         """
+        if self.tower is not None and (ranks > 1 or stages > 1):
+            raise Unsupported(f"{self.name} reads images; the engine runs such models on one device")
         if not 1 <= ranks <= self.num_heads:
             raise InvalidParams(f"tensor_parallel={ranks}: {self.name} has {self.num_heads} heads; give 1 to that many")
         if not 1 <= stages <= self.num_layers:
@@ -103,6 +112,13 @@ class ModelShape:
             raise InvalidParams(
                 f"expert_parallel={expert_parts}: {self.name} has {self.num_experts or 'no'} experts, and the number "
                 f"must divide tensor_parallel={ranks}"
+            )
+        held = -(-self.num_experts // expert_parts)
+        if not 0 <= expert_copies <= self.num_experts - held:
+            most = self.num_experts - held
+            raise InvalidParams(
+                f"expert_copies={expert_copies}: {self.name} split into {expert_parts} parts of its experts can have "
+                f"copies of {most} others at most"
             )
         kv_heads = -(-self.num_kv_heads // ranks)
         group = self.num_heads // self.num_kv_heads
@@ -115,7 +131,8 @@ class ModelShape:
             num_kv_heads=kv_heads,
             inner=inner,
             vocab_size=vocab,
-            experts_held=-(-self.num_experts // expert_parts),
+            experts_held=held,
+            spare_experts=expert_copies,
         )
 
     def experts_read(self, tokens: float) -> float:
@@ -136,9 +153,15 @@ class ModelShape:
     @property
     def layer_weights(self) -> int:
         attention, mlp = self.products[:2], self.products[2:]
-        copies = max(self.experts_held or self.num_experts, 1)
+        places = max(self.experts_held or self.num_experts, 1) + self.spare_experts
         weights = sum(outputs * inputs for outputs, inputs in attention)
-        return weights + copies * sum(outputs * inputs for outputs, inputs in mlp) + self.hidden * self.num_experts
+        return weights + places * sum(outputs * inputs for outputs, inputs in mlp) + self.hidden * self.num_experts
+
+    @property
+    def spare_size_bytes(self) -> float:
+        """Of the weights, those of places for copies of experts."""
+        expert = sum(outputs * inputs for outputs, inputs in self.products[2:])
+        return self.num_layers * self.spare_experts * expert * self.layer_weight_bytes
 
     @property
     def head_weights(self) -> int:
@@ -151,8 +174,9 @@ class ModelShape:
 
     @property
     def weights_size_bytes(self) -> float:
-        """In memory: layers, head, and a 16-bit embedding unless it is tied to the head."""
+        """In memory: layers, head, a 16-bit embedding unless it is tied to the head, and the image encoder."""
         layers = self.num_layers * self.layer_weights * self.layer_weight_bytes
+        layers += 0.0 if self.tower is None else self.tower.size_bytes
         return layers + self.head_weights * (WEIGHT_BYTES[self.head_bits] + (0.0 if self.tied else 2.0))
 
     @property

@@ -13,11 +13,13 @@ from phloem.cluster.ray.calls import Hold, Holds, ServeCalls, ranked
 from phloem.cluster.ray.fleet import ServeFleet
 from phloem.cluster.ray.options import read_options
 from phloem.cluster.ray.places import EnginePlace
+from phloem.protocol import messages as m
 from phloem.protocol.errors import EngineLost, InvalidParams, Unsupported
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.tests.cluster.hosts import Asked, Host
 from phloem.tests.cluster.ray.test_places import stream
+from phloem.tests.cluster.test_client import stream as endless
 from phloem.tests.runtime.wire import wait_until
 
 
@@ -172,6 +174,17 @@ def test_a_fleet_says_why_it_has_no_engine(serve):
     fleet.close()
 
 
+def test_programs_of_a_fleet_that_is_closed_fail_as_those_of_a_lost_server_do(serve):
+    """So a client that keeps a journal sends them again, to the next server."""
+    fleet = ServeFleet(serve, client_secret="", tokenize=lambda ops: [])
+    serve.start("a")
+    assert fleet.wait(60)
+    asked = Asked(fleet.client, endless("a prompt", max_tokens=2000))
+    asked.events += asked.heard.until(m.Delta)
+    fleet.close()
+    assert "EngineLost: this server ends; send the program again" in str(asked.result()[1])
+
+
 def test_a_call_of_a_replica_that_is_gone_goes_to_another_which_answers_at_once():
     assert ranked("b", ["a", "b", "c"], str) == [["b"], ["a", "c"]]
     assert ranked("gone", ["a", "b"], str) == [[], ["a", "b"]]
@@ -207,6 +220,7 @@ def test_calls_whose_caller_was_killed_end_when_the_engine_has_fewer_programs():
         ({"model": "m", "replica": 2}, "args: Object contains unknown field `replica`"),
         ({"model": "m", "replicas": 0}, "replicas=0: it must be 1 to 256"),
         ({"model": "m", "fronts": 0}, "args.fronts=0: it must be 1 or more"),
+        ({"model": "m", "max_rebalanced": 9}, "max_rebalanced=9: it must be 0 to 8"),
         ({"model": "m", "engine": {"model": "n"}}, "args.engine.model: the model is args.model"),
         ({"model": "m", "engine": {"slots": 4}}, "args.engine: Object contains unknown field `slots`"),
         ({"model": "m", "drain_s": 0}, "args.drain_s=0.*: it must be above 0 seconds"),

@@ -11,7 +11,7 @@ from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.errors import InvalidParams, Unsupported
 from phloem.protocol.sampling import SamplingParams
-from phloem.runtime.config import EngineConfig
+from phloem.runtime.config import SPLITS, EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import CLIENT, GREEDY, Driver, generate, prompts
 from phloem.tests.runtime.models.lora import make_adapter
@@ -51,7 +51,7 @@ def start(paths: dict[str, Path]) -> Iterator[Callable[..., Driver]]:
 
     def start(ranks: int, model: str = "llama", **options: Any) -> Driver:
         given = {"precision": "float32", "num_slots": 2048, "num_threads": 1} | options
-        config = EngineConfig(model=str(paths[model]), tensor_parallel=ranks, **given)
+        config = EngineConfig(model=str(paths[model]), **({"tensor_parallel": ranks} | given))
         engines.append(EngineCore(config, gang=VirtualGang(config) if config.num_ranks > 1 else None))
         return Driver(engines[-1])
 
@@ -78,21 +78,25 @@ def answers(driver: Driver) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("model", "ranks", "stages", "experts"),
+    ("model", "ranks", "stages", "experts", "sequences"),
     [
-        ("llama", 2, 1, 1),
-        ("llama", 4, 1, 1),
-        ("qwen3", 2, 1, 1),
-        ("qwen3_moe", 2, 1, 2),
-        ("llama", 1, 2, 1),
-        ("qwen3", 2, 2, 1),
-        ("qwen3_moe", 4, 1, 2),
+        ("llama", 2, 1, 1, 1),
+        ("llama", 4, 1, 1, 1),
+        ("qwen3", 2, 1, 1, 1),
+        ("qwen3_moe", 2, 1, 2, 1),
+        ("llama", 1, 2, 1, 1),
+        ("qwen3", 2, 2, 1, 1),
+        ("qwen3_moe", 4, 1, 2, 1),
+        ("llama", 1, 1, 1, 2),
+        ("qwen3", 1, 1, 1, 4),
+        ("qwen3_moe", 2, 1, 2, 2),
+        ("llama", 1, 2, 1, 2),
     ],
 )
 def test_every_kind_of_draw_is_that_of_one_rank(
-    start: Callable[..., Driver], model: str, ranks: int, stages: int, experts: int
+    start: Callable[..., Driver], model: str, ranks: int, stages: int, experts: int, sequences: int
 ) -> None:
-    split = {"pipeline_parallel": stages, "expert_parallel": experts}
+    split = {"pipeline_parallel": stages, "expert_parallel": experts, "sequence_parallel": sequences}
     expected, found = answers(start(1, model)), answers(start(ranks, model, **split))
     assert {name: one.token_ids for name, one in found.items()} == {
         name: one.token_ids for name, one in expected.items()
@@ -112,11 +116,11 @@ def test_every_kind_of_draw_is_that_of_one_rank(
     ],
     ids=lambda options: "-".join(options),
 )
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("split", SPLITS)
 def test_options_change_no_answer_of_two_ranks(
-    start: Callable[..., Driver], options: dict[str, Any], stages: int
+    start: Callable[..., Driver], options: dict[str, Any], split: str
 ) -> None:
-    expected, found = answers(start(1)), answers(start(2 // stages, pipeline_parallel=stages, **options))
+    expected, found = answers(start(1)), answers(start(1, **{split: 2}, **options))
     assert {name: one.token_ids for name, one in found.items()} == {
         name: one.token_ids for name, one in expected.items()
     }
@@ -134,7 +138,9 @@ def test_forks_select_scores_and_joins_are_those_of_one_rank(start: Callable[...
         assert outcome.rejected is None
         return [outcome.value(op) for op in (21, 22, 31, 32, 33)]
 
-    assert run(start(2)) == run(start(1)) == run(start(1, pipeline_parallel=2))
+    expected = run(start(1))
+    for split in SPLITS:
+        assert run(start(1, **{split: 2})) == expected, split
 
 
 def test_vectors_beside_generations_are_those_of_one_rank(start: Callable[..., Driver]) -> None:
@@ -148,19 +154,19 @@ def test_vectors_beside_generations_are_those_of_one_rank(start: Callable[..., D
         return tuple(outcome.value(1) for outcome in outcomes)
 
     expected = run(start(1))
-    for driver in (start(2), start(1, pipeline_parallel=2)):
-        found = run(driver)
+    for split in SPLITS:
+        found = run(start(1, **{split: 2}))
         assert found[1::2] == expected[1::2]
         for one, other in zip(found[::2], expected[::2], strict=True):
             vector = np.frombuffer(one, np.float32)
             assert len(vector) == 64 and np.allclose(vector, np.frombuffer(other, np.float32), atol=1e-4)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-def test_drafts_are_accepted_by_two_ranks(start: Callable[..., Driver], stages: int) -> None:
+@pytest.mark.parametrize("split", SPLITS)
+def test_drafts_are_accepted_by_two_ranks(start: Callable[..., Driver], split: str) -> None:
     """A text that is generated again is drafted from the cache."""
     params = P(temperature=0.0, max_tokens=40, ignore_eos=True)
-    driver, alone = start(2 // stages, pipeline_parallel=stages), start(1)
+    driver, alone = start(1, **{split: 2}), start(1)
     first = generate(driver, "sap " * 20, params)[0]
     again, meta = generate(driver, "sap " * 20, params)
     assert again == first == generate(alone, "sap " * 20, params)[0]
@@ -184,9 +190,10 @@ def test_adapters_are_those_of_one_rank(start: Callable[..., Driver], paths: dic
         driver.run()
         return [outcome.value(1) for outcome in outcomes]
 
-    found = run(start(2, adapters=adapters))
-    assert found == run(start(1, adapters=adapters)) == run(start(1, adapters=adapters, pipeline_parallel=2))
-    assert found[0] != found[1]
+    expected = run(start(1, adapters=adapters))
+    for split in SPLITS:
+        assert run(start(1, adapters=adapters, **{split: 2})) == expected, split
+    assert expected[0] != expected[1]
 
 
 def test_ranks_read_their_shares_and_follow_numbered_orders(start: Callable[..., Driver]) -> None:
@@ -211,6 +218,21 @@ def test_a_stage_holds_the_keys_and_values_of_its_layers_alone(start: Callable[.
     assert read == [4 * 259 * 64 + layer, 4 * 259 * 64 + layer + 4 * 64]
 
 
+def test_two_ranks_that_spread_the_slots_have_twice_as_many_and_keep_half_of_each_sequence(
+    start: Callable[..., Driver],
+) -> None:
+    whole, spread = start(1).engine, start(1, sequence_parallel=2, num_slots=4096).engine
+    assert spread.info()["num_slots"] == 4096 == 2 * whole.info()["num_slots"]
+    slot_bytes = whole.info()["kv_bytes"] // 2048
+    assert spread.info()["kv_bytes"] == whole.info()["kv_bytes"] + slot_bytes  # one to spare
+    generate(Driver(spread), "sap " * 30)
+    written = int(spread.kv.k[0][:-1].abs().sum((1, 2)).count_nonzero())
+    assert 60 <= written <= 70  # of 121 tokens and an answer of 12
+    ranks = spread.info()["ranks"]
+    head = 4 * 259 * 64
+    assert ranks[0]["read"] - head == ranks[1]["read"] == ranks[0]["replicated"] == ranks[1]["replicated"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -221,6 +243,8 @@ def test_a_stage_holds_the_keys_and_values_of_its_layers_alone(start: Callable[.
         ({"tensor_parallel": 2, "disk_cache": "/tmp/x"}, "tensor_parallel=2 with disk_cache"),
         ({"tensor_parallel": 2, "draft_model": "self:1"}, "tensor_parallel=2 with draft_model='self:1'"),
         ({"pipeline_parallel": 2, "disk_cache": "/tmp/x"}, "pipeline_parallel=2 with disk_cache"),
+        ({"sequence_parallel": 2, "host_cache_bytes": 1 << 30}, "sequence_parallel=2 with host_cache_bytes"),
+        ({"sequence_parallel": 2, "device": "cuda"}, "sequence_parallel=2 with device='cuda'"),
         ({"pipeline_parallel": 65}, "pipeline_parallel=65: it must be 1 to 64"),
     ],
 )

@@ -12,7 +12,8 @@ from phloem.runtime.weights import open_weights
 from phloem.tests.runtime.models.families import FAMILIES, make_family
 from phloem.tests.runtime.models.tiny import make_tiny_model
 from phloem.tests.runtime.parallel.staged import config, staged_logits, whole_logits
-from phloem.tests.runtime.parallel.virtual import VirtualGroup
+from phloem.tests.runtime.parallel.test_expert_copies import ranks_body
+from phloem.tests.runtime.parallel.virtual import VirtualGroup, run_all
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2")
 FOUR = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
@@ -42,6 +43,18 @@ def test_two_ranks_of_experts_compute_the_logits_of_one_however_results_travel(
     file = open_weights(paths[family])
     total = sum(file.tensor(name).numel() for name in file.names() if not name.endswith("inv_freq"))
     assert 4 * total < sum(read) < 1.25 * 4 * total  # the tiny models repeat norms, routers and latent vectors
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "deepseek_v2"])
+def test_a_mixture_with_an_expert_for_all_tokens_has_copies_of_the_others(
+    family: str, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts, "SUM_BY_PARTS", 0)
+    (before, during, after), reports = run_all(2, ranks_body(paths[family], Mesh(2, 1, 2)))[0]
+    assert torch.equal(during, before) and torch.equal(after, before)
+    assert any(one.copies for one in reports)
+    expected = whole_logits(paths[family], config(paths[family]))
+    assert (before - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("mesh", [Mesh(4, 1, 4), Mesh(4, 1, 2), Mesh(2, 2, 2)], ids=str)

@@ -34,7 +34,7 @@ LONG = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     path = make_tiny_model(tmp_path_factory.mktemp("gang") / "model", seed=1, family="qwen3_moe", **MOE)
-    ranks = {"tensor_parallel": 2, "expert_parallel": 2, "rank_timeout_s": 4.0}
+    ranks = {"tensor_parallel": 2, "expert_parallel": 2, "expert_copies": 1, "rank_timeout_s": 4.0}
     return EngineConfig(model=str(path), precision="float32", num_slots=2048, num_threads=1, **ranks)
 
 
@@ -137,6 +137,19 @@ def test_stages_draw_with_the_bits_of_virtual_ranks_and_outlive_the_loss_of_the_
         midway = ended_midway(runtime, "stage " * 9, last, signal.SIGSTOP)
         assert asyncio.run(asyncio.wait_for(midway, 240.0)) == expected
         assert runtime.fleet()[0].restarts > before.restarts and not is_alive(last)
+
+
+def test_spread_slots_draw_with_the_bits_of_virtual_ranks_and_outlive_a_killed_rank(config: EngineConfig) -> None:
+    """Prompts of more than 32 tokens are shared out between the two ranks."""
+    spread = msgspec.structs.replace(config, tensor_parallel=1, expert_parallel=1, sequence_parallel=2)
+    with phloem.Runtime(spread, replicas=1) as runtime:
+        check_bits(runtime, spread, PROMPTS[:2])
+        expected = runtime.generate("slot " * 9, None, temperature=0.0, max_tokens=40, ignore_eos=True).text
+        before = runtime.fleet()[0]
+        (other,) = children(before.pid)
+        midway = ended_midway(runtime, "slot " * 9, other, signal.SIGKILL)
+        assert asyncio.run(asyncio.wait_for(midway, 240.0)) == expected
+        assert runtime.fleet()[0].restarts > before.restarts and not is_alive(other)
 
 
 def test_an_engine_on_a_thread_refuses_ranks(config: EngineConfig) -> None:

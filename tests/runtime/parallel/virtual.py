@@ -11,7 +11,7 @@ from phloem.runtime.models import Model
 from phloem.runtime.parallel.group import added
 from phloem.runtime.parallel.leader import Leader
 from phloem.runtime.parallel.lost import GangLost
-from phloem.runtime.parallel.rank import Rank, Shape, WeightBytes
+from phloem.runtime.parallel.rank import Rank, Shape, WeightBytes, copies_of
 
 MAX_TURNS = 200_000  # in one wait: nobody makes progress
 
@@ -204,7 +204,8 @@ class VirtualGang:
     def begin(self, model: Model, shape: Shape) -> Leader:
         self._shape = shape
         self.group.wait_until(lambda: len(self.loaded) == self.group.size - 1)
-        self._leader = Leader(self.group, model, num_tokens=shape.num_tokens, beat_s=1e9)
+        copies = copies_of(model, self.group, self._config)
+        self._leader = Leader(self.group, model, num_tokens=shape.num_tokens, beat_s=1e9, copies=copies)
         return self._leader
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a fleet keeps of a program so that another engine can carry it on: the ops sent and what came back.
+"""What a client keeps of a program so that another engine can carry it on: the ops sent and what came back.
 
 Everything that an engine does follows from the ops, the seeds and the tokens drawn so far. ``replay`` makes the submits
 that bring a new engine to the point where the old one was lost:
@@ -15,15 +15,17 @@ the characters and tokens that were delivered. If the engine repeats others than
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 import msgspec
 
-from ..protocol.errors import Cancelled, ErrorInfo, InternalError
-from ..protocol.messages import (
+from .errors import Cancelled, ErrorInfo, InternalError
+from .messages import (
     Accepted,
     Cancel,
     Closed,
@@ -39,11 +41,12 @@ from ..protocol.messages import (
     Submit,
     TokenLogprob,
 )
-from ..protocol.ops import AnyOp, Close, Drawn, Gen, Image, Pin, Score, Select, Special, Text
-from ..protocol.sampling import SamplingParams
+from .ops import AnyOp, Close, Drawn, Gen, Image, Pin, Score, Select, Special, Text
+from .sampling import SamplingParams
 
 OP_BYTES = 200  # of an op without its text, in memory
 TOKEN_BYTES = 4
+CHARS_PER_TOKEN = 4.0  # of text that nobody has tokenized yet
 LOGPROB_BYTES = 150  # of one entry, without its alternatives
 TOP_BYTES = 100  # of one alternative
 NONE_DRAWN: Mapping[int, list[list[int]]] = {}
@@ -176,6 +179,33 @@ class Journal:
         return [entry.op for entry in self._entries.values() if entry.is_open] + self.unanswered_ops
 
     @property
+    def num_streamed(self) -> int:
+        """Tokens that the streams under way have delivered, of the longest candidate of each."""
+        lengths = [
+            max((len(stream.token_ids) for stream in entry.streams.values()), default=0)
+            for entry in self._entries.values()
+            if entry.streams
+        ]
+        return sum(lengths)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of the text that was sent, estimated by its length."""
+        ops = [*(entry.op for entry in self._entries.values()), *self.unanswered_ops]
+        return int(sum(len(op.text) for op in ops if isinstance(op, Text)) / CHARS_PER_TOKEN)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a replay continues each generation under way after the tokens that it has, as far as they are told.
+
+        Those whose log-probabilities would be missing are drawn again from the beginning.
+        """
+        gens = [op for op in self.open_ops if isinstance(op, Gen)]
+        if gens and self._is_traced:
+            return False
+        return not any(op.params.return_logprob and (not op.stream or op.params.logprob_start_len >= 0) for op in gens)
+
+    @property
     def deadline_s(self) -> float | None:
         return None if self._settings is None else self._settings.deadline_s
 
@@ -200,6 +230,13 @@ class Journal:
             there = [entry.op for entry in self._entries.values()] + self.unanswered_ops
             if any(op.seq == message.seq for op in there):
                 self._cancelled_seqs.add(message.seq)
+
+    def refused(self, submit: Submit) -> None:
+        """Nothing of ``submit`` was taken."""
+        with contextlib.suppress(ValueError):  # it is not kept
+            self._unanswered.remove(submit)
+            self.num_open -= len(submit.ops)
+            self._grow(-_submit_size(submit))
 
     # -- what comes back ----------------------------------------------------------------------------------------------
 
@@ -228,9 +265,7 @@ class Journal:
                     self._num_accepted += 1
                     self._entries.update((op.op, _Entry(op)) for op in self._unanswered.popleft().ops)
             case Rejected() if self._unanswered:
-                refused = self._unanswered.popleft()
-                self.num_open -= len(refused.ops)
-                self._grow(-_submit_size(refused))
+                self.refused(self._unanswered[0])
             case Closed(stats=stats):
                 stats = msgspec.structs.replace(stats, submits=self._num_accepted)
                 return msgspec.structs.replace(message, stats=stats)
@@ -307,13 +342,20 @@ class Journal:
         return entry.op if entry is not None and isinstance(entry.op, Pin) else None
 
     def before(self, op: int) -> list[AnyOp]:
-        """The ops before op ``op`` that have ended well, as short as a replay allows."""
+        """The ops before op ``op`` that have ended well, as short as a replay allows. Images have their data, which may
+        have been sent by another op.
+        """
+        sent = [entry.op for entry in self._entries.values()]
+        images = {one.hash: one.data for one in sent if isinstance(one, Image) and one.data}
         found: list[AnyOp] = []
         for entry in self._entries.values():
             if entry.op.op == op:
                 break
             if not entry.is_open and entry.error is None:
-                found.append(entry.op)
+                kept_op = entry.op
+                if isinstance(kept_op, Image):
+                    kept_op = msgspec.structs.replace(kept_op, data=images[kept_op.hash])
+                found.append(kept_op)
         return found
 
     # -- again --------------------------------------------------------------------------------------------------------
@@ -425,6 +467,22 @@ class Journal:
             f"program {self._program!r} was carried on by another engine, which wrote another text in op {op}: {what}; "
             "what was delivered of it stands, and the program ends here"
         )
+
+
+def with_seeds(submit: Submit, rng: Random) -> Submit:
+    """Draws depend on (seed, position) alone, so with a seed of the client's every engine draws the same."""
+    if not any(isinstance(op, Gen) and op.params.seed is None and op.params.temperature for op in submit.ops):
+        return submit
+    return msgspec.structs.replace(
+        submit, ops=[_with_seed(op, rng) if isinstance(op, Gen) else op for op in submit.ops]
+    )
+
+
+def _with_seed(op: Gen, rng: Random) -> Gen:
+    if op.params.seed is not None or not op.params.temperature:
+        return op
+    params = msgspec.structs.replace(op.params, seed=rng.getrandbits(63))
+    return msgspec.structs.replace(op, params=params)
 
 
 def _finished(op: Gen, drawn: tuple[Drawn, ...]) -> Gen:
