@@ -53,17 +53,29 @@ SIZES: dict[str, Any] = {
 
 def plans(num_rows: int) -> dict[str, StepPlan]:
     ids, starts = np.arange(num_rows), np.full(num_rows, 700)
-    tokens = np.arange(num_rows, dtype=np.int32)
+    rng = np.random.default_rng(0)
+    slots_of_decodes = rng.permutation(num_rows).astype(np.int32)
+    scattered = rng.permutation(232 * num_rows).astype(np.int32).reshape(num_rows, 232)
 
-    def prompts(start: int, end: int, stale_from: int) -> StepPlan:
-        slots = np.arange(end, dtype=np.int32)
-        return StepPlan(0, tuple(PlanRow(i, i, start, slots[start:], slots, stale_from, 1) for i in range(num_rows)))
+    def prompts(
+        start: int, end: int, stale_from: int, *, vocab_size: int = 49_152, slots: np.ndarray | None = None
+    ) -> StepPlan:
+        rows = []
+        for i in range(num_rows):
+            tokens = rng.integers(0, vocab_size, end - start).astype(np.int32)
+            own = np.arange(i * end, (i + 1) * end, dtype=np.int32) if slots is None else slots[i]
+            rows.append(PlanRow(i, i, start, tokens, own, stale_from, 1))
+        return StepPlan(0, tuple(rows))
+
+    tokens = rng.integers(0, 49_152, num_rows).astype(np.int32)
 
     return {
-        "sequences that only decode": StepPlan(0, (), DecodePart(ids, ids, starts, tokens, tokens)),
+        "sequences that only decode": StepPlan(0, (), DecodePart(ids, ids, starts, tokens, slots_of_decodes)),
         "rows one by one": prompts(700, 701, 700),
         "32 tokens of a prompt each": prompts(700, 732, 700),
+        "32 tokens each of 152,000": prompts(700, 732, 700, vocab_size=151_936),
         "32 tokens after 200 from the cache": prompts(200, 232, 0),
+        "32 tokens after 200 in scattered slots": prompts(200, 232, 0, slots=scattered),
     }
 
 
