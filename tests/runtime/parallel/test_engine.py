@@ -33,6 +33,13 @@ REQUESTS: dict[str, tuple[P, GrammarSpec | None]] = {
     "json": (P(temperature=1.0, seed=13, max_tokens=40), GrammarSpec("json_schema", JSON)),
 }
 
+# Of each kind of split: the model, its ranks of tensors, and the rest of its options.
+SPLITS: dict[str, tuple[str, int, dict[str, int]]] = {
+    "tensors": ("llama", 2, {}),
+    "stages": ("llama", 1, {"pipeline_parallel": 2}),
+    "experts": ("qwen3_moe", 2, {"expert_parallel": 2, "expert_copies": 1}),
+}
+
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -112,17 +119,33 @@ def test_every_kind_of_draw_is_that_of_one_rank(
     ],
     ids=lambda options: "-".join(options),
 )
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("split", SPLITS)
 def test_options_change_no_answer_of_two_ranks(
-    start: Callable[..., Driver], options: dict[str, Any], stages: int
+    start: Callable[..., Driver], options: dict[str, Any], split: str
 ) -> None:
-    expected, found = answers(start(1)), answers(start(2 // stages, pipeline_parallel=stages, **options))
+    model, ranks, given = SPLITS[split]
+    expected, found = answers(start(1, model)), answers(start(ranks, model, **given, **options))
     assert {name: one.token_ids for name, one in found.items()} == {
         name: one.token_ids for name, one in expected.items()
     }
 
 
-def test_forks_select_scores_and_joins_are_those_of_one_rank(start: Callable[..., Driver]) -> None:
+@pytest.mark.parametrize("split", SPLITS)
+def test_keys_and_values_in_eight_bits_are_those_of_one_rank(start: Callable[..., Driver], split: str) -> None:
+    model, ranks, given = SPLITS[split]
+    whole, parts = start(1, model, kv_dtype="int8"), start(ranks, model, kv_dtype="int8", **given)
+    expected, found = answers(whole), answers(parts)
+    assert {name: one.token_ids for name, one in found.items()} == {
+        name: one.token_ids for name, one in expected.items()
+    }
+    assert parts.engine.info()["kv_dtype"] == "int8"
+    assert 2 * parts.engine.info()["kv_bytes"] == whole.engine.info()["kv_bytes"]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_forks_select_scores_and_joins_are_those_of_one_rank(start: Callable[..., Driver], split: str) -> None:
+    model, ranks, given = SPLITS[split]
+
     def run(driver: Driver) -> list[object]:
         ops: list[o.AnyOp] = [o.Text(op=0, seq=0, text="the phloem "), o.Fork(op=1, seq=0, children=(1, 2))]
         for child in (1, 2):
@@ -134,7 +157,7 @@ def test_forks_select_scores_and_joins_are_those_of_one_rank(start: Callable[...
         assert outcome.rejected is None
         return [outcome.value(op) for op in (21, 22, 31, 32, 33)]
 
-    assert run(start(2)) == run(start(1)) == run(start(1, pipeline_parallel=2))
+    assert run(start(ranks, model, **given)) == run(start(1, model))
 
 
 def test_vectors_beside_generations_are_those_of_one_rank(start: Callable[..., Driver]) -> None:
@@ -156,23 +179,25 @@ def test_vectors_beside_generations_are_those_of_one_rank(start: Callable[..., D
             assert len(vector) == 64 and np.allclose(vector, np.frombuffer(other, np.float32), atol=1e-4)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-def test_drafts_are_accepted_by_two_ranks(start: Callable[..., Driver], stages: int) -> None:
+@pytest.mark.parametrize("split", SPLITS)
+def test_drafts_are_accepted_by_two_ranks(start: Callable[..., Driver], split: str) -> None:
     """A text that is generated again is drafted from the cache."""
     params = P(temperature=0.0, max_tokens=40, ignore_eos=True)
-    driver, alone = start(2 // stages, pipeline_parallel=stages), start(1)
+    model, ranks, given = SPLITS[split]
+    driver, alone = start(ranks, model, **given), start(1, model)
     first = generate(driver, "sap " * 20, params)[0]
     again, meta = generate(driver, "sap " * 20, params)
     assert again == first == generate(alone, "sap " * 20, params)[0]
     assert sum(one.accepted_tokens for one in meta.candidates) > 10
 
 
-def test_adapters_are_those_of_one_rank(start: Callable[..., Driver], paths: dict[str, Path], tmp_path: Path) -> None:
-    adapters = {
-        "poet": str(
-            make_adapter(tmp_path / "poet", paths["llama"], seed=4, rank=3, targets=("q_proj", "o_proj", "up_proj"))
-        )
-    }
+@pytest.mark.parametrize("split", SPLITS)
+def test_adapters_are_those_of_one_rank(
+    start: Callable[..., Driver], paths: dict[str, Path], tmp_path: Path, split: str
+) -> None:
+    model, ranks, given = SPLITS[split]
+    targets = ("q_proj", "o_proj", *(("up_proj",) if model == "llama" else ()))  # experts have no adapters
+    adapters = {"poet": str(make_adapter(tmp_path / "poet", paths[model], seed=4, rank=3, targets=targets))}
 
     def run(driver: Driver) -> list[object]:
         settings = [m.ProgramSettings(adapter="poet"), None]
@@ -184,8 +209,8 @@ def test_adapters_are_those_of_one_rank(start: Callable[..., Driver], paths: dic
         driver.run()
         return [outcome.value(1) for outcome in outcomes]
 
-    found = run(start(2, adapters=adapters))
-    assert found == run(start(1, adapters=adapters)) == run(start(1, adapters=adapters, pipeline_parallel=2))
+    found = run(start(ranks, model, adapters=adapters, **given))
+    assert found == run(start(1, model, adapters=adapters))
     assert found[0] != found[1]
 
 
@@ -220,6 +245,8 @@ def test_a_stage_holds_the_keys_and_values_of_its_layers_alone(start: Callable[.
         ({"tensor_parallel": 2, "host_cache_bytes": 1 << 30}, "tensor_parallel=2 with host_cache_bytes"),
         ({"tensor_parallel": 2, "disk_cache": "/tmp/x"}, "tensor_parallel=2 with disk_cache"),
         ({"tensor_parallel": 2, "draft_model": "self:1"}, "tensor_parallel=2 with draft_model='self:1'"),
+        ({"pipeline_parallel": 2, "draft_model": "eagle:head"}, "pipeline_parallel=2 with draft_model='eagle:head'"),
+        ({"pipeline_parallel": 2, "shared_cache": "s3://a/b"}, "pipeline_parallel=2 with shared_cache='s3://a/b'"),
         ({"pipeline_parallel": 2, "disk_cache": "/tmp/x"}, "pipeline_parallel=2 with disk_cache"),
         ({"pipeline_parallel": 65}, "pipeline_parallel=65: it must be 1 to 64"),
     ],
