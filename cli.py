@@ -46,6 +46,7 @@ _MODELS = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.
 _KINDS_BY_SUFFIX = {".json": "json_schema", ".lark": "lark", ".ebnf": "ebnf", ".gbnf": "ebnf", ".regex": "regex"}
 _NAMED_MODEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)=(.+)")
 _OK, _LOST, _FAILED, _INTERRUPTED = 0, 1, 2, 130
+INFO_TIMEOUT_S = 2.0  # for an engine that is ready to say how it runs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,14 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     A lost engine is 1: the same command may succeed when it is run again.
     """
     try:
-        parser = command_parser()
-        if not (sys.argv[1:] if argv is None else argv):
+        words = sys.argv[1:] if argv is None else list(argv)
+        parser = command_parser(words[0] if words else None)
+        if not words:
             parser.print_usage(sys.stderr)
-        args = parser.parse_args(argv)
+        args = parser.parse_args(words)
         if getattr(args, "config", None) is not None:
             from .commands.config_file import parse_with_file
 
-            args = parse_with_file(parser, args.command, sys.argv[1:] if argv is None else argv, args.config)
+            args = parse_with_file(parser, args.command, words, args.config)
         _set_up_logging(getattr(args, "log_level", "warning"))
         code = int(args.run(args))
         sys.stdout.flush()
@@ -111,7 +113,7 @@ def _first_interpreter(args: argparse.Namespace) -> Iterator[Any]:
     if args.on == "ray" or args.cpu_isa != "auto" or args.model is None or args.models:
         yield None
         return
-    from .runtime.process import LIBRARIES, PythonProcess
+    from .runtime.process.python_process import LIBRARIES, PythonProcess
 
     first = PythonProcess(LIBRARIES)
     try:
@@ -133,10 +135,16 @@ def _serve_with(args: argparse.Namespace, first: Any) -> int:
     from .runtime.server import serve
 
     supervise = _supervise(args, first)
+    kept_alive: list[Any] = []  # what keeps the engines of each model alive, once they are ready
+
+    def supervise_and_note(*given: Any, **options: Any) -> Any:
+        kept_alive.append(supervise(*given, **options))
+        return kept_alive[-1]
 
     def greeting(url: str) -> str:
+        how = _how_it_runs(config, _isa_of(kept_alive[0]))
         replicas = f", {args.replicas} replicas" if args.replicas > 1 else ""
-        return f"phloem serves {', '.join(named.values())} at {url}, {_how_it_runs(config)}{replicas} (Ctrl-C ends it)"
+        return f"phloem serves {', '.join(named.values())} at {url}, {how}{replicas} (Ctrl-C ends it)"
 
     with (
         otel_tracer() as tracer,
@@ -155,7 +163,7 @@ def _serve_with(args: argparse.Namespace, first: Any) -> int:
             rules=rules,
             cors_origins=args.cors_origin,
             replicas=args.replicas,
-            supervise=supervise,
+            supervise=supervise_and_note,
             connections=ConnectionLimits(
                 headers_s=args.header_timeout_s,
                 body_s=args.body_timeout_s,
@@ -216,12 +224,15 @@ def _read_rules(path: Path) -> dict[str, Any]:
 
 def _supervise(args: argparse.Namespace, first: Any) -> Any:
     """What keeps the engines alive. ``first``: the interpreter of the first one."""
+    from .cluster.limits import FleetLimits
+
+    limits = FleetLimits(max_rebalanced=args.max_rebalanced)
     if args.on != "ray":
         if args.ray_address:
             raise InvalidRequest(f"--ray-address {args.ray_address}: it is for --on ray; add that or leave it out")
         from .cluster.supervisor import Supervisor
 
-        return partial(Supervisor, roles=tuple(args.role), first=first)
+        return partial(Supervisor, roles=tuple(args.role), first=first, limits=limits)
     if args.role:
         raise InvalidRequest(f"--role {args.role[0]}: with --on ray every replica does both; leave it out")
     from .cluster.restarts import RestartPolicy
@@ -237,7 +248,7 @@ def _supervise(args: argparse.Namespace, first: Any) -> Any:
         from .cluster.ray.supervisor import RaySupervisor
     except ImportError as error:
         raise Unsupported(f"--on ray needs Ray ({error}); install it with: pip install 'phloem[ray]'") from error
-    return partial(RaySupervisor, address=args.ray_address)
+    return partial(RaySupervisor, address=args.ray_address, limits=limits)
 
 
 @contextmanager
@@ -289,7 +300,7 @@ def _engine(args: argparse.Namespace) -> int:
     config = _resolved_config(args)
     from .runtime.process import run_engine
 
-    how = _how_it_runs(config)
+    how = _how_it_runs(config, _isa_name(config))
     with _loading_bars(lambda url: f"phloem runs {args.model} at {url}, {how}") as (progress, on_ready):
         return run_engine(config, args.url, on_ready=on_ready, progress=progress)
 
@@ -415,9 +426,18 @@ def _top(args: argparse.Namespace) -> int:
     return show_fleet(args.url, api_key=_api_key(args), every_s=args.interval, is_once=args.once)
 
 
-def _how_it_runs(config: EngineConfig) -> str:
+def _how_it_runs(config: EngineConfig, cpu_isa: str) -> str:
     how = f"precision {config.precision}"
-    return how if config.device != "cpu" else f"{how}, CPU kernels of {_isa_name(config)}"
+    return how if config.device != "cpu" or not cpu_isa else f"{how}, CPU kernels of {cpu_isa}"
+
+
+def _isa_of(supervised: Any) -> str:
+    """The instruction set of an engine's kernels, as the engine says; "" where none answers.
+
+    To find it in this process would load LLVM.
+    """
+    found = supervised.ask("info", INFO_TIMEOUT_S)
+    return next((name for info in found.values() if (name := info.get("cpu_isa"))), "")
 
 
 def _isa_name(config: EngineConfig) -> str:
@@ -694,32 +714,41 @@ class _Parser(argparse.ArgumentParser):
         self.exit(_FAILED, f"phloem: error: {message}; see {self.prog} --help\n")
 
 
-def command_parser() -> argparse.ArgumentParser:
+def command_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands, or, to begin sooner, of the one named ``only`` if there is one of that name."""
     parser = _Parser(
         prog="phloem",
         description="A language for programs that call a language model many times, and a runtime for such programs.",
     )
     parser.add_argument("--version", action="version", version=f"phloem {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_chat(commands)
-    _add_generate(commands)
-    _add_run(commands)
-    _add_pull(commands)
-    _add_serve(commands)
-    _add_keys(commands)
-    _add_engine(commands)
-    _add_ps(commands)
-    _add_drain(commands)
-    _add_top(commands)
-    _add_bench(commands)
-    _add_plan(commands)
-    _add_train_drafter(commands)
-    _add_quantize(commands)
-    _add_grammar(commands)
-    _add_completion(commands)
+    adders: dict[str, Callable[[Any], None]] = {
+        "chat": _add_chat,
+        "generate": _add_generate,
+        "run": _add_run,
+        "pull": _add_pull,
+        "serve": _add_serve,
+        "keys": _add_keys,
+        "engine": _add_engine,
+        "ps": _add_ps,
+        "drain": _add_drain,
+        "top": _add_top,
+        "bench": _add_bench,
+        "plan": _add_plan,
+        "train-drafter": _add_train_drafter,
+        "quantize": _add_quantize,
+        "grammar": _add_grammar,
+        "completion": _add_completion,
+        "doctor": _add_doctor,
+    }
+    for add in [adders[only]] if only in adders else adders.values():
+        add(commands)
+    return parser
+
+
+def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser("doctor", help="show what this machine can run")
     doctor.set_defaults(run=_doctor)
-    return parser
 
 
 def _add_chat(commands: Any) -> None:
@@ -818,6 +847,7 @@ def _add_pull(commands: Any) -> None:
 
 
 def _add_serve(commands: Any) -> None:
+    from .cluster.limits import FleetLimits
     from .cluster.restarts import RestartPolicy
 
     policy = RestartPolicy()
@@ -857,6 +887,9 @@ def _add_serve(commands: Any) -> None:
     )
     role = fleet.add_argument("--role", action="append", default=[], choices=("both", "prefill", "decode"))
     role.help = "of the next replica, from the first on: prefill computes prompts for those with decode (default: both)"
+    rebalanced = fleet.add_argument("--max-rebalanced", type=parse_count, metavar="N")
+    rebalanced.help = "running programs moved at once to replicas with less to do; 0: none (default: %(default)s)"
+    rebalanced.default = FleetLimits().max_rebalanced
     on = fleet.add_argument("--on", choices=("here", "ray"), default="here")
     on.help = "who starts the engines: this process, or Ray Serve, which needs phloem[ray] (default: %(default)s)"
     address = fleet.add_argument("--ray-address", default="", metavar="ADDRESS")

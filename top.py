@@ -78,7 +78,8 @@ def render(
     if page["waiting"]:
         head.append(f", {page['waiting']:,} wait for an engine", style="yellow")
     placed = ", ".join(f"{reason} {count:,}" for reason, count in sorted(page["placements"].items())) or "none yet"
-    foot = [Text(f"placed: {placed}; replayed {page['replays']:,}, given up {page['poisoned']:,}", style="dim")]
+    moved = f"replayed {page['replays']:,}, rebalanced {page['rebalanced']:,}, given up {page['poisoned']:,}"
+    foot = [Text(f"placed: {placed}; {moved}", style="dim")]
     for replica in replicas:
         if replica["last_error"]:
             foot.append(Text(f"replica {replica['name']}: {replica['last_error']}", style="dim"))

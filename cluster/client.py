@@ -24,7 +24,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -63,9 +62,12 @@ from ..protocol.program_call import ProgramCall
 from .attempt import Attempt, AttemptWatch, Member, Run
 from .cache_watch import CacheWatch
 from .journal import NONE_DRAWN, Journal, size_of
+from .limits import FleetLimits
+from .loads import Booking
 from .migrate import Copying, Migrated, Migrations, Move
 from .pins import KeptPin, KeptPins, ops_of_pin
 from .placer import Placed, Placer
+from .rebalance import Work
 from .report import FleetReport, ReplicaReport, ask_all, rows_of, sum_of
 from .roles import Role
 
@@ -77,23 +79,6 @@ BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0  # between attempts of a program that every
 TRIAL_S = 30.0  # a suspect that has run alone for so long did not end its engine
 CLOSE_S = 5.0
 MAX_NAMED = 16  # poisoned programs that a report names
-
-
-@dataclass(frozen=True, slots=True)
-class FleetLimits:
-    """``max_wait_s``: how long a program may wait for an engine. Then its ops fail: as ``Overloaded`` where all engines
-    are too busy for it, as ``EngineLost`` where none is ready or one that had it was lost.
-
-    ``max_waiting``: programs that may wait so. ``max_journal_bytes``: of one program; ``max_journals_bytes``: of all,
-    and the longest journals go first. A program without its journal runs on, and fails if its engine is lost.
-    ``max_pins_bytes``: of what is kept to make the engines' pins again.
-    """
-
-    max_wait_s: float = 120.0
-    max_waiting: int = 10_000
-    max_journal_bytes: int = 64 << 20
-    max_journals_bytes: int = 1 << 30
-    max_pins_bytes: int = 64 << 20
 
 
 class FleetClient:
@@ -133,7 +118,7 @@ class FleetClient:
         self._adapter_changes: dict[str, str | None] = {}  # since the start: name -> folder; None: unloaded
         self._end: PhloemError | None = None
         self._placements: Counter[str] = Counter()
-        self._num_replays = self._num_poisoned = self._num_lost = self._num_migrations = 0
+        self._num_replays = self._num_poisoned = self._num_lost = self._num_migrations = self._num_rebalanced = 0
         self._poisoned: deque[str] = deque(maxlen=MAX_NAMED)
         # the thread's own
         self._waiting: dict[Run, None] = {}  # without an engine, in the order of their coming
@@ -616,7 +601,7 @@ class FleetClient:
         booking, run.booking = run.booking, None
         run.num_made = 0
         if booking is not None:
-            self._placer.finish(booking, time.monotonic(), made=made)
+            self._placer.finish(booking, time.monotonic(), made=max(made, 0))
 
     def _forget(self, run: Run) -> None:
         """``run`` is over."""
@@ -798,6 +783,7 @@ class FleetClient:
             self._next_look_s = now_s + LOOK_S
             self._follow()
             self._restore_pins()
+        self._rebalance()
         with self._lock:
             has_ready = bool(self._ready())
             is_trying = bool(self._suspects) or any(engine.trial is not None for engine in self._engines.values())
@@ -975,17 +961,81 @@ class FleetClient:
                 self._leave(run, cancel=True)  # it is to be alone where it goes on
             self._wait(run)
 
+    def _rebalance(self) -> None:
+        """Begin to move programs off engines that have more to do than others, where that pays."""
+        if not self._placer.is_needed:
+            return
+        now_s = time.monotonic()
+        with self._lock:
+            runs = list(self._runs.values())
+            ready = {engine.name: engine for engine in self._ready() if engine.trial is None}
+        for run in runs:
+            self._book_late(run, now_s)
+        most = self._limits.max_rebalanced - self._migrations.num_evening_out
+        if most <= 0 or not self._placer.is_uneven():
+            return
+        works: list[Work] = []
+        attempts: dict[str, Attempt] = {}
+        for run in runs:
+            with run.lock:
+                if run.attempt is not None and run.booking is not None:
+                    works.append(self._work_of(run, run.attempt, run.booking, now_s))
+                    attempts[run.program] = run.attempt
+        for shift in self._placer.rebalance(works, most=most, now_s=now_s):
+            attempt, target = attempts[shift.program], ready.get(shift.target)
+            if target is not None:
+                self._migrations.begin(Move(attempt.run, attempt, target, is_optional=True, evens_out=True))
+
+    def _book_late(self, run: Run, now_s: float) -> None:
+        """Count what is left of a program that was begun while there was one engine as work of that engine."""
+        with run.lock:
+            attempt, journal = run.attempt, run.journal
+            if attempt is None or run.booking is not None or not journal.num_open or not journal.is_accepted:
+                return
+            made, ops = journal.num_streamed, journal.open_ops
+            run.booking = self._placer.take_over(ops, journal.name, [attempt.engine.name], now_s, made=made).booking
+            if run.booking is not None:
+                run.booking.prompt_tokens = run.history_tokens or journal.num_prompt_tokens
+                run.num_made = -made
+
+    def _work_of(self, run: Run, attempt: Attempt, booking: Booking, now_s: float) -> Work:
+        """What is left of a running program. The caller holds its lock."""
+        journal, made = run.journal, run.journal.num_streamed
+        estimate = made
+        if not made:  # it may not stream
+            estimate = int(max(now_s - booking.booked_s - booking.queued_s - booking.prefill_s, 0.0) / booking.step_s)
+        may_move = journal.is_accepted and journal.is_whole and journal.goes_on and not attempt.is_replay
+        is_free = not run.is_suspect and not run.is_cancelled and not run.hands_off and run not in self._migrations
+        return Work(
+            run.program,
+            attempt.engine.name,
+            booking.rows,
+            self._placer.left(journal.open_ops, journal.name, made=estimate),
+            max(booking.prompt_tokens, run.history_tokens) + made,
+            booking.booked_s,
+            is_running=made > 0,
+            may_move=may_move and is_free and attempt.engine.trial is None,
+        )
+
     def _choose_target(self, move: Move) -> bool:
         """Decide where the program goes, as late as that can be; False where there is no other engine now."""
         run, journal, now_s = move.run, move.run.journal, time.monotonic()
         move.begun_s = now_s
-        if move.target is None:
-            with run.lock:
-                ops, name = journal.open_ops, journal.name
-                found = self._find(run, lambda engines: self._placer.take_over(ops, name, engines, now_s))
-            if found is None:
-                return False
-            move.target, move.booking = found[0], found[1].booking
+        with run.lock:
+            ops, name, made = journal.open_ops, journal.name, journal.num_streamed
+
+            def take_over(engines: Collection[str]) -> Placed:
+                return self._placer.take_over(ops, name, engines, now_s, made=made)
+
+            if move.target is None:
+                found = self._find(run, take_over)
+                if found is None:
+                    return False
+                move.target, move.booking = found[0], found[1].booking
+            elif self._placer.is_needed:
+                move.booking = take_over([move.target.name]).booking
+            if move.booking is not None and run.booking is not None:
+                move.booking.prompt_tokens = run.booking.prompt_tokens
         if move.target is not move.attempt.engine:
             return True
         if move.booking is not None:
@@ -1013,9 +1063,11 @@ class FleetClient:
                     return
                 self._leave(run, cancel=True)
                 if is_there:
+                    run.num_made = -run.journal.num_streamed  # of the generation under way: made before its new booking
                     with self._lock:
                         target.runs.add(run)
                         self._num_migrations += not move.why
+                        self._num_rebalanced += move.evens_out and not move.why
                     run.booking = move.booking
                     try:
                         self._replay(run, target, drawn=move.copying.drawn)
@@ -1071,6 +1123,7 @@ class FleetClient:
             placements=dict(self._placements),
             replays=self._num_replays,
             migrations=self._num_migrations,
+            rebalanced=self._num_rebalanced,
             poisoned=self._num_poisoned,
             poisoned_programs=tuple(self._poisoned),
             engines_lost=self._num_lost,

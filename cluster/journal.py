@@ -44,6 +44,7 @@ from ..protocol.sampling import SamplingParams
 
 OP_BYTES = 200  # of an op without its text, in memory
 TOKEN_BYTES = 4
+CHARS_PER_TOKEN = 4.0  # of text that nobody has tokenized yet
 LOGPROB_BYTES = 150  # of one entry, without its alternatives
 TOP_BYTES = 100  # of one alternative
 NONE_DRAWN: Mapping[int, list[list[int]]] = {}
@@ -174,6 +175,33 @@ class Journal:
     def open_ops(self) -> list[AnyOp]:
         """Ops without an end, as far as they are kept."""
         return [entry.op for entry in self._entries.values() if entry.is_open] + self.unanswered_ops
+
+    @property
+    def num_streamed(self) -> int:
+        """Tokens that the streams under way have delivered, of the longest candidate of each."""
+        lengths = [
+            max((len(stream.token_ids) for stream in entry.streams.values()), default=0)
+            for entry in self._entries.values()
+            if entry.streams
+        ]
+        return sum(lengths)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of the text that was sent, estimated by its length."""
+        ops = [*(entry.op for entry in self._entries.values()), *self.unanswered_ops]
+        return int(sum(len(op.text) for op in ops if isinstance(op, Text)) / CHARS_PER_TOKEN)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a replay continues each generation under way after the tokens that it has, as far as they are told.
+
+        Those whose log-probabilities would be missing are drawn again from the beginning.
+        """
+        gens = [op for op in self.open_ops if isinstance(op, Gen)]
+        if gens and self._is_traced:
+            return False
+        return not any(op.params.return_logprob and (not op.stream or op.params.logprob_start_len >= 0) for op in gens)
 
     @property
     def deadline_s(self) -> float | None:

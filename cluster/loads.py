@@ -14,6 +14,7 @@ from ..runtime.scheduler.lengths import MAX_KINDS, MIN_OUTPUTS, Outputs
 UNKNOWN_OUTPUT = 128.0  # tokens, while nothing is known
 SLOWNESS_MEMORY_S = 30.0  # after which what was learned of an engine's slowness counts 1 / e
 SLOWNESS_TRUST_S = 10.0  # expected seconds of work that weigh as much as the assumption that an engine is not slow
+ARRIVALS_MEMORY_S = 15.0  # after which a booking counts 1 / e in the rate of bookings
 SPAN_STEPS = 500.0  # steps after which an observation of step times counts 1 / e
 
 
@@ -39,6 +40,7 @@ class Booking:
     """Work that an engine was given: ``prefill_s`` seconds of prompt, then ``output_tokens`` steps of ``rows`` rows.
 
     On an engine of usual speed it is expected to begin after ``queued_s`` seconds, and a step to take ``step_s``.
+    ``prompt_tokens``: of the whole prompt, cached ones included.
     """
 
     engine: str
@@ -48,6 +50,7 @@ class Booking:
     booked_s: float
     queued_s: float
     step_s: float
+    prompt_tokens: int = 0
 
 
 class Loads:
@@ -75,6 +78,7 @@ class Loads:
         self.position: dict[str, int] = {}
         self.rates: list[Rates] = []
         self._set_numbers(np.zeros((len(_NUMBERS), 0)))
+        self._arrived, self._arrived_s = 0.0, 0.0  # rows booked lately, with forgetting, and when that was counted
         self._asked: tuple[str, ...] | None = None  # the names of the last ``positions_of``, and its answer
         self._positions = np.zeros(0, np.int64)
 
@@ -115,6 +119,12 @@ class Loads:
         self._drained_s[at] = max(self._drained_s[at], booking.booked_s) + booking.prefill_s
         self.rows[at] += booking.rows
         self.output_tokens[at] += booking.output_tokens
+        self._arrived = self.arrivals_per_s(booking.booked_s) * ARRIVALS_MEMORY_S + booking.rows
+        self._arrived_s = max(self._arrived_s, booking.booked_s)
+
+    def arrivals_per_s(self, now_s: float) -> float:
+        """Rows that were booked a second, lately."""
+        return self._arrived * math.exp(-max(now_s - self._arrived_s, 0.0) / ARRIVALS_MEMORY_S) / ARRIVALS_MEMORY_S
 
     def finish(self, booking: Booking, now_s: float, *, made: int = 0) -> None:
         """The work has ended. ``made``: tokens of output of each row; 0 if it says nothing of the engine's speed."""
@@ -226,10 +236,10 @@ class OutputLengths:
             self._by_name.setdefault(name, Outputs()).note(made)
         self._all.note(made)
 
-    def predict(self, name: str, max_tokens: int) -> float:
-        """``max_tokens`` -1: without a bound."""
+    def predict(self, name: str, max_tokens: int, *, made: int = 0) -> float:
+        """Tokens to come after ``made``. ``max_tokens`` -1: without a bound."""
         outputs = self._by_name.get(name)
         if outputs is None or outputs.num < MIN_OUTPUTS:
             outputs = self._all
-        expected = outputs.left(0) if outputs.num >= MIN_OUTPUTS else UNKNOWN_OUTPUT
-        return expected if max_tokens < 0 else min(expected, float(max_tokens))
+        expected = outputs.left(made) if outputs.num >= MIN_OUTPUTS else UNKNOWN_OUTPUT
+        return expected if max_tokens < 0 else min(expected, float(max(max_tokens - made, 0)))

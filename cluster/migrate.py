@@ -22,12 +22,12 @@ from typing import Any
 from ..protocol.errors import PhloemError
 from ..protocol.messages import Grant, Imported
 from .attempt import Attempt, Member, Run
+from .limits import MAX_AT_ONCE
 from .loads import Booking
 
 logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 8  # copies of one program: a source that outruns the copying would go on for ever
-MAX_AT_ONCE = 8  # programs whose KV is copied at once; the others decode on meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +105,15 @@ class Migrated:
 @dataclass(slots=True, eq=False)
 class Move:
     """A program on its way from the engine of ``attempt``. ``target``: None until it is chosen. ``is_optional``: the
-    program stays where it is if its KV cannot be copied. ``booking``: its work at the target. ``begun_s``: when its
-    copy began.
+    program stays where it is if its KV cannot be copied. ``evens_out``: it moves for the sake of the loads.
+    ``booking``: its work at the target. ``begun_s``: when its copy began.
     """
 
     run: Run
     attempt: Attempt
     target: Member | None = None
     is_optional: bool = False
+    evens_out: bool = False
     booking: Booking | None = None
     begun_s: float = 0.0
     copying: Copying = field(default_factory=Copying)
@@ -147,6 +148,14 @@ class Migrations:
         self._moves[move.run] = move
         self._waiting.append(move)
         self._fill()
+
+    def __contains__(self, run: Run) -> bool:
+        return run in self._moves
+
+    @property
+    def num_evening_out(self) -> int:
+        """Programs on their way for the sake of the loads."""
+        return sum(move.evens_out for move in self._moves.values())
 
     def _fill(self) -> None:
         while self._waiting and len(self._moves) - len(self._waiting) < MAX_AT_ONCE:

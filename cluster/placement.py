@@ -154,7 +154,16 @@ class Placement:
         rows = min(loads.rows[at] + demand.branches, loads.max_rows[at])
         step_s = float(rates.step_s + rates.row_s * rows)
         queued_s = float(loads.queued_s(now_s)[at])
-        booking = Booking(choice.engine, demand.branches, prefill_s, demand.output_tokens, now_s, queued_s, step_s)
+        booking = Booking(
+            choice.engine,
+            demand.branches,
+            prefill_s,
+            demand.output_tokens,
+            now_s,
+            queued_s,
+            step_s,
+            demand.prompt_tokens,
+        )
         loads.book(booking)
         return booking
 

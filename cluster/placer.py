@@ -15,12 +15,13 @@ from ..protocol.messages import ProgramSettings
 from ..protocol.ops import AnyOp, Fork, Gen
 from ..radix_cache.blocks import block_names
 from .index import Applied, CacheIndex, Match
+from .journal import CHARS_PER_TOKEN
 from .loads import Booking, OutputLengths, RatesFit
 from .placement import Choice, Demand, Placement
+from .rebalance import Rebalancing, Room, Shift, Work
 from .roles import CopyRate, Role
 
 MAX_ROWS = 16  # of an engine that has not told yet
-BYTES_PER_TOKEN = 4.0  # of text that nobody has tokenized yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Placer:
         self._copy = CopyRate()
         self._fit = RatesFit()
         self._lengths = OutputLengths()
+        self._rebalancing = Rebalancing()
+        self._rooms: dict[str, Room] = {}
 
     @property
     def is_needed(self) -> bool:
@@ -64,6 +67,7 @@ class Placer:
         with self._lock:
             self._engines.discard(engine)
             self._roles.pop(engine, None)
+            self._rooms.pop(engine, None)
             self._fit.forget(engine)
             self._placement.loads.remove(engine)
             self._index.remove(engine)
@@ -81,6 +85,7 @@ class Placer:
                 rates, loads = self._fit.note(engine, metrics), self._placement.loads
                 for name in loads.names:
                     loads.set_rates(name, rates)
+                self._rooms[engine] = _room(metrics, float(loads.max_rows[loads.position[engine]]))
 
     def note_output(self, name: str, num_tokens: int) -> None:
         """A generation of a program called ``name`` has ended."""
@@ -139,7 +144,7 @@ class Placer:
 
         ``home`` is "" where its engine is gone.
         """
-        new = sum(len(getattr(op, "text", "")) for op in ops) / BYTES_PER_TOKEN
+        new = sum(len(getattr(op, "text", "")) for op in ops) / CHARS_PER_TOKEN
         with self._lock:
             demand = Demand(
                 history_tokens + int(new),
@@ -150,11 +155,38 @@ class Placer:
             )
             return self._decide(demand, {}, engines, now_s)
 
-    def take_over(self, ops: Sequence[AnyOp], name: str, engines: Collection[str], now_s: float) -> Placed:
-        """The engine for a program that goes on with ``ops`` where its KV is copied to."""
+    def take_over(
+        self, ops: Sequence[AnyOp], name: str, engines: Collection[str], now_s: float, *, made: int = 0
+    ) -> Placed:
+        """The engine for a program that goes on with ``ops`` where its KV is copied to; it has ``made`` tokens."""
         with self._lock:
-            demand = Demand(1, self._output_tokens(ops, name), branches=_num_branches(ops))
+            demand = Demand(1, self._output_tokens(ops, name, made=made), branches=_num_branches(ops))
             return self._decide(demand, {}, engines, now_s)
+
+    def is_uneven(self) -> bool:
+        """Whether engines differ in rows by so much that a program might move."""
+        with self._lock:
+            rows = self._placement.loads.rows
+            return len(rows) > 1 and float(rows.max() - rows.min()) > 1.0
+
+    def left(self, ops: Sequence[AnyOp], name: str, *, made: int) -> float:
+        """Tokens that a program is expected to make yet for its open ``ops``, one after another, after ``made``."""
+        with self._lock:
+            return self._output_tokens(ops, name, made=made)
+
+    def rebalance(self, works: Collection[Work], *, most: int, now_s: float) -> list[Shift]:
+        """At most ``most`` programs that are to move to even out the loads; see ``rebalance``."""
+        with self._lock:
+            loads = self._placement.loads
+            return self._rebalancing.plan(
+                [work for work in works if work.engine in loads],
+                loads,
+                among=[name for name in loads.names if self._roles[name] != "prefill"],
+                rooms=self._rooms,
+                copy_s_per_token=self._copy.s_per_token(self._fit.rates.prefill_s_per_token, now_s),
+                most=most,
+                now_s=now_s,
+            )
 
     def finish(self, booking: Booking, now_s: float, *, made: int = 0) -> None:
         """The work that was booked has ended with ``made`` tokens of output, or (0) has left its engine."""
@@ -178,8 +210,18 @@ class Placer:
         choice, booking = place()
         return Placed(choice.engine, choice.reason, booking)
 
-    def _output_tokens(self, ops: Sequence[AnyOp], name: str) -> float:
-        return sum(self._lengths.predict(name, op.params.max_tokens) for op in ops if isinstance(op, Gen))
+    def _output_tokens(self, ops: Sequence[AnyOp], name: str, *, made: int = 0) -> float:
+        """``made``: tokens that the first generation has already."""
+        bounds = [op.params.max_tokens for op in ops if isinstance(op, Gen)]
+        return sum(self._lengths.predict(name, bound, made=0 if i else made) for i, bound in enumerate(bounds))
+
+
+def _room(metrics: Mapping[str, Any], max_rows: float) -> Room:
+    """While sequences wait at an engine, it runs as many as it can: rows or slots are short."""
+    slots, running = metrics["slots"], float(metrics["running"])
+    if metrics["waiting"] and running:
+        max_rows = min(max_rows, running)
+    return Room(max_rows, float(slots["total"] - slots["leased"] - slots["locked"]))
 
 
 def _num_branches(ops: Sequence[AnyOp]) -> int:

@@ -31,11 +31,13 @@ from .autoscale import ReplicaWork, steps_to
 from .index import CacheIndex
 from .loads import Booking, OutputLengths, Rates
 from .placement import Choice, Demand, Placement
+from .rebalance import Rebalancing, Room, Shift, Work
 from .roles import Role
 from .step_clock import NO_TAPES, StepClock, TapeCosts, Tapes
 from .traces import TimedCall, Trace, tokens_of
 
 BLOCK_LEN = 64
+REBALANCE_S = 0.5  # between two looks at the loads
 MODEL = "simulated"
 
 
@@ -124,6 +126,7 @@ class FleetRule:
     """Our own: ``Placement`` over ``CacheIndex``. Output lengths are predicted from those of programs of one kind.
 
     ``roles``: of engines; the others have ``both``. KV is copied from one engine to another at ``copy_s_per_token``.
+    ``max_rebalanced``: running calls that are moved at once to even out the loads.
     """
 
     keeps_programs = True
@@ -135,7 +138,10 @@ class FleetRule:
         near: float | None = None,
         roles: Mapping[str, Role] | None = None,
         copy_s_per_token: float = 0.0,
+        max_rebalanced: int = 0,
     ) -> None:
+        self.max_rebalanced = max_rebalanced
+        self._rebalancing = Rebalancing()
         self.copy_s_per_token = copy_s_per_token
         self._roles = dict(roles or {})
         self._handed_off: set[int] = set()  # calls that are to go on elsewhere
@@ -185,10 +191,26 @@ class FleetRule:
         """Whether a call that was placed is to leave its engine after its first token."""
         return id(call) in self._handed_off
 
-    def take_over(self, call: TimedCall, now_s: float) -> str:
-        """The engine where such a call goes on."""
-        demand = Demand(1, self.lengths.predict(call.program.kind, -1))
-        among = self._that_generate("")
+    def rebalance(self, works: Sequence[Work], rooms: Mapping[str, Room], now_s: float) -> list[Shift]:
+        """The calls that are to move, named by their programs."""
+        loads = self.placement.loads
+        return self._rebalancing.plan(
+            works,
+            loads,
+            among=self._that_generate("") or loads.names,
+            rooms=rooms,
+            copy_s_per_token=self.copy_s_per_token,
+            most=self.max_rebalanced,
+            now_s=now_s,
+        )
+
+    def left(self, call: TimedCall, made: int) -> float:
+        return self.lengths.predict(call.program.kind, -1, made=made)
+
+    def take_over(self, call: TimedCall, now_s: float, *, made: int, to: str = "") -> str:
+        """The engine where a call goes on that has ``made`` tokens of output; ``to``: it is decided."""
+        demand = Demand(1, self.left(call, made))
+        among = [to] if to else self._that_generate("")
         choice, self._bookings[id(call)] = self.placement.place(demand, {}, now_s, among=among)
         return choice.engine
 
@@ -279,6 +301,7 @@ class SimulatedEngine:
         self.begun_s = 0.0
         self._rows = self._context = 0
         self._factor = 1.0  # the slowness of what is under way
+        self.leaving: dict[int, str] = {}  # calls that go on elsewhere after the step under way, and where
         self.inbox.clear()
 
     @property
@@ -386,7 +409,8 @@ def _draw(seq: ScheduledSequence, n: int) -> None:
 class FleetRun:
     """What came of a simulation: ``calls`` in the order of arrival, with their times and the prompt tokens computed.
 
-    ``reasons``: how often ``FleetRule`` decided for which; of other rules none. ``wanted``: the number of engines at
+    ``reasons``: how often ``FleetRule`` decided for which; of other rules none. ``shifts``: calls that it moved, by the
+    names of their programs, and when. ``wanted``: the number of engines at
     each look of a ``ReplicaRule``; ``paid_s``: seconds of engines that ran or started.
     """
 
@@ -397,6 +421,7 @@ class FleetRun:
     num_events: int
     num_replayed: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    shifts: list[tuple[float, Shift]] = field(default_factory=list)
     wanted: list[tuple[float, int]] = field(default_factory=list)
     paid_s: float = 0.0
 
@@ -445,6 +470,9 @@ class FleetSimulation:
         self._starting: dict[str, float] = {}  # engines, and when they are ready
         self._wanted: list[tuple[float, int]] = []
         self._paid_s = 0.0
+        self._shifts: list[tuple[float, Shift]] = []
+        if isinstance(rule, FleetRule) and rule.max_rebalanced:
+            self._at(REBALANCE_S, self._rebalance, rule)
         for engine in self.engines if scaling is None else self.engines[:1]:
             rule.join(engine.name, clock.rates(), shape.max_running)
         if scaling is not None:
@@ -478,6 +506,7 @@ class FleetSimulation:
             num_events,
             self.num_replayed,
             dict(self.rule.reasons) if isinstance(self.rule, FleetRule) else {},
+            self._shifts,
             self._wanted,
             self._paid_s,
         )
@@ -595,20 +624,25 @@ class FleetSimulation:
             if later.num_open == 0:
                 self._at(self.now_s + later.delay_s, self._arrive, later)
 
-    def _hand_over(self, engine: SimulatedEngine, seq: ScheduledSequence) -> None:
-        """A prefill engine has computed the prompt of a call: it goes on elsewhere as soon as its KV is there."""
+    def _hand_over(self, engine: SimulatedEngine, seq: ScheduledSequence, *, to: str = "") -> None:
+        """A call goes on elsewhere as soon as its KV is there: a prefill engine has computed its prompt, or the loads
+        are to be evened out.
+        """
         rule, call = self.rule, _job(seq).call
         assert isinstance(rule, FleetRule)
-        tokens = seq.tokens.ids.copy()
-        call.computed += seq.num_run - (len(seq.tokens) - seq.prompt_len)
+        tokens, num_held = seq.tokens.ids.copy(), seq.num_computed
+        call.computed += max(seq.num_run - (len(seq.tokens) - seq.prompt_len), 0)
         del self._where[id(call)], engine.live[seq.seq_id]
         engine.scheduler.remove(seq)
         engine.scheduler.end_program(call.program.name)
         rule.ended(call, engine.name, self.now_s, is_done=False)
-        target = self._homes[call.program.name] = rule.take_over(call, self.now_s)
-        self._at(self.now_s + rule.copy_s_per_token * len(tokens), self._take_over, self._by_name[target], call, tokens)
+        made = len(tokens) - call.prompt_len
+        target = self._homes[call.program.name] = rule.take_over(call, self.now_s, made=made, to=to)
+        copied_s = self.now_s + rule.copy_s_per_token * num_held
+        self._at(copied_s, self._take_over, self._by_name[target], call, tokens, num_held)
 
-    def _take_over(self, engine: SimulatedEngine, call: TimedCall, tokens: np.ndarray) -> None:
+    def _take_over(self, engine: SimulatedEngine, call: TimedCall, tokens: np.ndarray, num_held: int) -> None:
+        """``num_held``: tokens whose KV the other engine had."""
         rule = self.rule
         assert isinstance(rule, FleetRule)
         if not engine.is_alive:
@@ -616,9 +650,9 @@ class FleetSimulation:
             self._place(call, tokens)
             return
         engine.now_s = self.now_s
-        copied = tokens[: (len(tokens) - 1) // BLOCK_LEN * BLOCK_LEN]
+        copied = tokens[: min(len(tokens) - 1, num_held) // BLOCK_LEN * BLOCK_LEN]
         held = engine.cache.peek(copied) // BLOCK_LEN * BLOCK_LEN
-        if engine.cache.insert(copied, start=held, namespace="", load=lambda slots: None):
+        if len(copied) > held and engine.cache.insert(copied, start=held, namespace="", load=lambda slots: None):
             engine.stall_s += rule.copy_s_per_token * (len(copied) - held)
         self._begin(engine, _Job(call), tokens)
 
@@ -639,6 +673,7 @@ class FleetSimulation:
         engine.now_s = self.now_s
         for seq in engine.finish():
             self._ended(engine, seq)
+        self._let_go(engine)
         self._publish(engine)
         if not engine.is_busy:
             self._step(engine)
@@ -658,6 +693,52 @@ class FleetSimulation:
         self._asked.discard(engine.name)
         if engine.feed is feed and self.rule.index is not None:
             self.rule.index.restore(engine.name, feed.snapshot(engine.cache))
+
+    # -- even loads ---------------------------------------------------------------------------------------------------
+
+    def _rebalance(self, rule: FleetRule) -> None:
+        """Calls that are to move leave their engines at the end of the step under way."""
+        works = [self._work_of(rule, engine, seq, job) for engine, seq, job in self._where.values() if engine.is_alive]
+        rooms = {}
+        for engine in self.engines:
+            cache, scheduler = engine.cache, engine.scheduler
+            is_full = scheduler.num_waiting and scheduler.running
+            max_rows = len(scheduler.running) if is_full else self.shape.max_running
+            rooms[engine.name] = Room(max_rows, cache.num_slots - cache.num_leased - cache.num_locked)
+        calls = {job.call.program.name: job.call for _, _, job in self._where.values()}
+        for shift in rule.rebalance(works, rooms, self.now_s):
+            self._shifts.append((self.now_s, shift))
+            engine = self._by_name[shift.source]
+            engine.leaving[id(calls[shift.program])] = shift.target
+            engine.now_s = self.now_s
+            if (end_s := engine.cut()) is not None:
+                self._end_at(engine, end_s)
+        if any(self._num_left.values()):
+            self._at(self.now_s + REBALANCE_S, self._rebalance, rule)
+
+    def _work_of(self, rule: FleetRule, engine: SimulatedEngine, seq: ScheduledSequence, job: _Job) -> Work:
+        call = job.call
+        is_submitted = seq.tag is job
+        made = len(seq.tokens) - call.prompt_len if is_submitted else 0
+        return Work(
+            call.program.name,
+            engine.name,
+            1.0,
+            rule.left(call, made),
+            len(seq.tokens),
+            call.arrival_s,
+            is_running=is_submitted and seq.state == "running",
+            may_move=is_submitted and self._active[call.program.name] == 1,
+        )
+
+    def _let_go(self, engine: SimulatedEngine) -> None:
+        """Calls that are to go on elsewhere leave, unless they have ended."""
+        leaving, engine.leaving = engine.leaving, {}
+        for call, target in leaving.items():
+            where, seq, _ = self._where.get(call, (None, None, None))
+            if where is engine and seq is not None and self._by_name[target].is_alive:
+                self._leave_home(_job(seq).call.program.name)
+                self._hand_over(engine, seq, to=target)
 
     # -- faults -------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,8 @@ from ..protocol.ops import AnyOp
 from ..runtime.config import EngineConfig, Progress
 from ..runtime.process import EngineProcess, PythonProcess
 from ..runtime.process.launcher import PRIVATE_URL
-from .client import FleetClient, FleetLimits
+from .client import FleetClient
+from .limits import FleetLimits
 from .restarts import RestartPolicy, Restarts
 from .roles import Role, roles_of
 

@@ -3,8 +3,6 @@
 import ipaddress
 from dataclasses import dataclass, field
 
-import zmq
-
 from .errors import InvalidParams
 
 SCHEMES = ("ipc", "tcp", "inproc")
@@ -46,11 +44,15 @@ class ClientKeys:
 
 def new_key_pair() -> tuple[str, str]:
     """A public and a secret CurveZMQ key."""
+    import zmq  # only keys need it here, and `phloem serve` starts an engine's process before it loads more
+
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 def public_key(secret: str) -> str:
+    import zmq
+
     return zmq.curve_public(secret.encode()).decode()
 
 

@@ -53,7 +53,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
         return 0
 
     monkeypatch.setattr("phloem.runtime.server.serve", serve)
-    monkeypatch.setattr("phloem.runtime.process.PythonProcess", EarlyProcess)
+    monkeypatch.setattr("phloem.runtime.process.python_process.PythonProcess", EarlyProcess)
     monkeypatch.delenv("PHLOEM_API_KEY", raising=False)
     return calls
 
@@ -94,12 +94,17 @@ def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> 
     assert served["config"] == wanted
 
 
-def test_serve_starts_the_first_engine_s_interpreter_before_the_server_loads(model: str, served: Served) -> None:
+def test_serve_starts_the_first_engine_s_interpreter_before_the_server_loads(
+    model: str, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr("phloem.cluster.supervisor.Supervisor", lambda first, **_: found.append(first))
     cli.main(["serve", model])
-    first = served["supervise"].keywords["first"]
-    assert "torch" in first.modules and first.num_discards == 1
+    served["supervise"]()
+    assert "torch" in found[0].modules and found[0].num_discards == 1
     cli.main(["serve", model, "--cpu-isa", "portable"])  # to be chosen before torch is loaded
-    assert served["supervise"].keywords["first"] is None
+    served["supervise"]()
+    assert found[1] is None
 
 
 def test_serve_passes_its_own_options_on(model: str, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,12 +118,26 @@ def test_serve_passes_its_own_options_on(model: str, served: Served, monkeypatch
     assert (served["replicas"], served["policy"]) == (1, RestartPolicy())
     cli.main(["serve", model, "--replicas", "3", "--step-timeout-s", "7.5", "--max-restarts", "0"])
     assert (served["replicas"], served["policy"]) == (3, RestartPolicy(step_timeout_s=7.5, max_restarts=0))
+    assert served["supervise"].keywords["limits"].max_rebalanced == 4
+    cli.main(["serve", model, "--max-rebalanced", "0"])
+    assert served["supervise"].keywords["limits"].max_rebalanced == 0
 
 
-def test_a_ready_server_tells_its_address(model: str, served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["serve", model])
-    served["on_ready"]("http://127.0.0.1:8000")
-    assert "at http://127.0.0.1:8000" in capsys.readouterr().out
+def test_a_ready_server_tells_its_address_and_what_its_engine_says(
+    model: str, served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Engines:
+        def ask(self, what: str, timeout_s: float) -> dict[str, Any]:
+            return {"0": {what: True, "cpu_isa": "avx2"}}
+
+    monkeypatch.setattr(cli, "_supervise", lambda args, first: lambda *given, **options: Engines())
+    assert cli.main(["serve", model]) == 0
+    served["supervise"](None)
+    served["on_ready"]("http://here")
+    assert "at http://here, precision auto, CPU kernels of avx2 (Ctrl-C" in capsys.readouterr().out
+    monkeypatch.setattr(Engines, "ask", lambda self, what, timeout_s: {})
+    served["on_ready"]("http://here")
+    assert "at http://here, precision auto (Ctrl-C" in capsys.readouterr().out
 
 
 def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,11 +197,19 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("module", ["phloem.cli", "phloem.flags", "phloem.runtime.planning", "phloem.doctor"])
-def test_ctrl_c_while_modules_are_imported_is_one_line_and_code_130(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("phloem.cli", "doctor"),
+        ("phloem.flags", "doctor"),
+        ("phloem.runtime.planning", "plan"),
+        ("phloem.doctor", "doctor"),
+    ],
+)
+def test_ctrl_c_while_modules_are_imported_is_one_line_and_code_130(module: str, command: str) -> None:
     """Ctrl-C in the first seconds printed 26 to 42 lines of traceback."""
-    command = [sys.executable, "-c", INTERRUPTED_IMPORT, module, "doctor"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    arguments = [sys.executable, "-c", INTERRUPTED_IMPORT, module, command]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "phloem: error: interrupted\n")
 
 
@@ -430,3 +457,13 @@ def test_reading_the_command_line_loads_no_heavy_library() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_the_parser_of_one_command_is_that_of_all_commands() -> None:
+    def helps(parser: argparse.ArgumentParser) -> dict[str, tuple[str, str]]:
+        found = next(filter(None, map(commands_of, actions_of(parser))))
+        return {name: (about, command.format_help()) for name, (about, command) in found.items()}
+
+    every = helps(cli.command_parser())
+    assert [helps(cli.command_parser(name)) for name in every] == [{name: texts} for name, texts in every.items()]
+    assert helps(cli.command_parser("--version")) == every

@@ -30,6 +30,7 @@ def page(*, now_s: float, tokens: int, **second: object) -> dict[str, object]:
         "waiting": 0,
         "placements": {"prefix": 5, "load": 1200},
         "replays": 9,
+        "rebalanced": 3,
         "poisoned": 1,
         "now_s": now_s,
     }
@@ -47,7 +48,7 @@ def test_replicas_their_load_and_what_was_placed_are_shown():
     assert head == "oak: 1 of 2 replicas ready, 7 programs"
     assert first.split() == ["0", "ready", "11", "3", "min", "0", "3", "2", "1", "84%", "25%"]
     assert second.split() == ["1", "waiting", "3", "min", "4"]
-    assert foot == ["placed: load 1,200, prefix 5; replayed 9, given up 1", "replica 1: ended by SIGKILL"]
+    assert foot == ["placed: load 1,200, prefix 5; replayed 9, rebalanced 3, given up 1", "replica 1: ended by SIGKILL"]
 
 
 def test_tokens_a_second_are_counted_between_two_pages_of_one_engine():

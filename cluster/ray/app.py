@@ -52,6 +52,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         key_file=options.key_file,
         hosts=options.hosts,
         max_concurrent=options.max_concurrent,
+        max_rebalanced=options.max_rebalanced,
         step_timeout_s=options.step_timeout_s,
         start_timeout_s=options.start_timeout_s,
     )

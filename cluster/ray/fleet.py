@@ -11,7 +11,8 @@ from ...protocol.address import ClientKeys
 from ...protocol.client import Client
 from ...protocol.errors import InvalidParams, PhloemError, Unsupported
 from ...protocol.ops import AnyOp
-from ..client import FleetClient, FleetLimits
+from ..client import FleetClient
+from ..limits import FleetLimits
 from ..supervisor import Replica, ask_clients
 from .calls import AFTER_S, Hold, ServeCalls
 from .places import EnginePlace, PlacesFollower

@@ -15,6 +15,7 @@ from ...runtime.server.listener import LOOPBACK_NAMES
 from ...runtime.server.tenants import Keys
 from ...runtime.tokenizer import load_chat_template, load_tokenizer
 from ...runtime.weights.resolve import resolve_model
+from ..limits import FleetLimits
 from ..prompts import first_prompt
 from .fleet import ServeFleet
 
@@ -27,6 +28,7 @@ class FrontConfig(msgspec.Struct, frozen=True):
     key_file: str
     hosts: list[str]
     max_concurrent: int
+    max_rebalanced: int
     step_timeout_s: float
     start_timeout_s: float
 
@@ -44,6 +46,7 @@ class Front:
             engines,
             client_secret=client_secret,
             tokenize=lambda ops: first_prompt(ops, tokenizer),
+            limits=FleetLimits(max_rebalanced=front.max_rebalanced),
             step_timeout_s=front.step_timeout_s,
         )
         try:

@@ -8,6 +8,7 @@ import msgspec
 
 from ...protocol.errors import InvalidParams
 from ...runtime.config import EngineConfig
+from ..limits import FleetLimits
 from ..restarts import RestartPolicy
 from ..supervisor import share
 from .scaling import settings_of
@@ -20,8 +21,9 @@ class AppOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``engine``: fields of ``EngineConfig``, for each replica. ``autoscaling``: fields of ``ScalingSettings``; then
     ``replicas`` is the number at the start. ``fronts``: HTTP servers, each of which places its own programs.
-    ``key_file``: API keys, a file that is on every node; without it only requests to ``hosts`` are answered, by default
-    those to loopback. ``drain_s``: the time that programs without a journal have to end on a replica that is stopped.
+    ``max_rebalanced``: as in ``FleetLimits``. ``key_file``: API keys, a file that is on every node; without it only
+    requests to ``hosts`` are answered, by default those to loopback. ``drain_s``: the time that programs without a
+    journal have to end on a replica that is stopped.
     """
 
     model: str
@@ -33,6 +35,7 @@ class AppOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_file: str = ""
     hosts: list[str] = []
     max_concurrent: int = 0
+    max_rebalanced: int = FleetLimits().max_rebalanced
     step_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
     drain_s: float = DRAIN_S
@@ -62,6 +65,7 @@ def read_options(args: dict[str, Any]) -> AppOptions:
     for name in ("start_timeout_s", "drain_s"):
         if not getattr(options, name) > 0:
             raise InvalidParams(f"args.{name}={getattr(options, name)}: it must be above 0 seconds", where=name)
+    FleetLimits(max_rebalanced=options.max_rebalanced)
     RestartPolicy(step_timeout_s=options.step_timeout_s)  # refuses a wrong one
     if options.autoscaling is not None:
         settings = settings_of(options.autoscaling)

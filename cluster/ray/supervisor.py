@@ -24,7 +24,8 @@ from ...protocol.address import new_key_pair
 from ...protocol.errors import EngineLost, InvalidParams, PhloemError
 from ...protocol.ops import AnyOp
 from ...runtime.config import EngineConfig, Progress
-from ..client import FleetClient, FleetLimits
+from ..client import FleetClient
+from ..limits import FleetLimits
 from ..restarts import RestartPolicy
 from ..supervisor import Replica, ReplicaState
 from .deployment import ENGINES, bound_engines

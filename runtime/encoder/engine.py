@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ... import kernels
+from ...cpu_isa import isa
 from ...protocol.errors import InvalidParams, InvalidRequest, LimitExceeded, Overloaded, PhloemError, Unsupported
 from ...protocol.messages import (
     MAX_INPUTS,
@@ -173,7 +174,8 @@ class EncoderEngine:
         match query.what:
             case "info":
                 about = msgspec.to_builtins(shape) | {"config": msgspec.to_builtins(self._config)}
-                return Answer(query.id, {"model": self._config.model, "model_path": str(self._path), **about})
+                about |= {"model": self._config.model, "model_path": str(self._path), "cpu_isa": isa().name}
+                return Answer(query.id, about)
             case "metrics":
                 waiting = len(self._waiting)
                 return Answer(query.id, {**self._counts, "programs": waiting, "running": 0, "waiting": waiting})

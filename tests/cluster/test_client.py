@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from phloem.cluster.client import FleetLimits
+from phloem.cluster.limits import FleetLimits
 from phloem.cluster.placer import Placed, Placer
 from phloem.protocol import errors
 from phloem.protocol import messages as m
@@ -195,7 +195,7 @@ def test_a_suspect_is_tried_alone_before_it_is_blamed(engines: list[EngineCore],
             if bad.call.is_over:
                 break
         assert "it is not tried again" in str(bad.result()[1])
-        if host.ended.is_set():
+        if not fleet.client.num_ready:
             fleet.settle(host)
             fleet.add()
         results = [one.result() for one in good]

@@ -207,6 +207,7 @@ def test_calls_whose_caller_was_killed_end_when_the_engine_has_fewer_programs():
         ({"model": "m", "replica": 2}, "args: Object contains unknown field `replica`"),
         ({"model": "m", "replicas": 0}, "replicas=0: it must be 1 to 256"),
         ({"model": "m", "fronts": 0}, "args.fronts=0: it must be 1 or more"),
+        ({"model": "m", "max_rebalanced": 9}, "max_rebalanced=9: it must be 0 to 8"),
         ({"model": "m", "engine": {"model": "n"}}, "args.engine.model: the model is args.model"),
         ({"model": "m", "engine": {"slots": 4}}, "args.engine: Object contains unknown field `slots`"),
         ({"model": "m", "drain_s": 0}, "args.drain_s=0.*: it must be above 0 seconds"),

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from phloem.protocol import ops as o
-from phloem.protocol.errors import UnknownModel
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
-from phloem.runtime.weights.resolve import resolve_model
+from phloem.runtime.weights.aliases import ALIASES
+from phloem.runtime.weights.pull import alias_path, is_pulled
 from phloem.tests.runtime.engine.driver import Driver, Outcome
 from phloem.tests.runtime.engine.greedy_reference import (
     GEMMA3_PROMPTS,
@@ -93,11 +93,10 @@ def test_the_default_precision_keeps_the_meaning(smollm2_path):
 
 def test_gemma_3_writes_what_transformers_writes():
     """Twenty prompts, one longer than its window. Its licence has terms, so only those who pulled it run this."""
-    try:
-        path = resolve_model("gemma3-270m")
-    except UnknownModel as error:
-        pytest.skip(f"gemma3-270m: {error}")
-    engine = EngineCore(EngineConfig(model=str(path), precision="float32", num_slots=8000))
+    alias = ALIASES["gemma3-270m"]
+    if not is_pulled(alias):
+        pytest.skip("gemma3-270m is not pulled: phloem pull gemma3-270m")
+    engine = EngineCore(EngineConfig(model=str(alias_path(alias)), precision="float32", num_slots=8000))
     bos = [engine.tokenizer.bos_id]
     encoded = [bos + engine.tokenizer.encode(prompt) for prompt in GEMMA3_PROMPTS]
     assert encoded == [entry.prompt_ids for entry in expected("gemma3-270m")]
