@@ -3,9 +3,11 @@
 ``python -m benchmarks.parallel`` prints three tables. *Orders*: the time from the call of rank 0 until rank 1 has
 decoded a step, over loopback. It is a round trip less half of the round trip of one byte. The arrays of the step are
 made before, as rank 0 runs them too. ``arrays_ms``, ``encode_ms`` and ``decode_ms`` are processor times. *Memory*: the
-bytes that each rank reads of a random Llama of 190 million weights in bfloat16, and the peak of its own pages while it
-loads them. *Experts*: the share of the tokens that the busiest group of ranks computes, for random choices that fall
-off by Zipf's law and change halfway; counted, not timed.
+bytes that each rank reads of a random Llama and a random mixture of 190 million weights in bfloat16, and the peak of
+its own pages while it loads them: by tensors, by stages, and by experts. A share is the whole model's memory over the
+number of ranks and the bytes that all read; of a stage, whose layers are whole, it is what the stage reads. *Experts*:
+the share of the tokens that the busiest group of ranks computes, for random choices that fall off by Zipf's law and
+change halfway; counted, not timed.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,8 @@ SIZES: dict[str, Any] = {
     "head_dim": 64,
     "intermediate_size": 4096,
 }
+
+MIXTURE = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "norm_topk_prob": True}
 
 
 def plans(num_rows: int) -> dict[str, StepPlan]:
@@ -175,6 +179,9 @@ class OfRank(Alone):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
+    def part(self, ranks: Sequence[int]) -> OfRank:
+        return OfRank(list(ranks).index(self.rank), len(ranks))
+
 
 def own_bytes() -> int:
     """This process's pages that are no file's."""
@@ -182,7 +189,7 @@ def own_bytes() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
-def load_share(path: str, rank: int, size: int, answer: Any) -> None:
+def load_share(path: str, rank: int, mesh: Mesh, answer: Any) -> None:
     torch.set_num_threads(1)
     config = EngineConfig(model=path, precision="bfloat16")
     load_model(make_tiny_model(Path(tempfile.mkdtemp()), seed=0), config)  # libraries and kernels
@@ -196,7 +203,7 @@ def load_share(path: str, rank: int, size: int, answer: Any) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    split = RankSplit(OfRank(rank, size), Mesh(tensor=size)) if size > 1 else None
+    split = RankSplit(OfRank(rank, mesh.size), mesh) if mesh.size > 1 else None
     model = load_model(path, config, split=split)
     is_over.set()
     watcher.join()
@@ -240,23 +247,31 @@ def main() -> None:
         for name, figures in report["orders"].items():
             print(f"{args.rows} rows, {name}: " + ", ".join(f"{key} {value:.3f}" for key, value in figures.items()))
     if args.only in (None, "memory"):
-        path = make_tiny_model(Path(tempfile.mkdtemp()) / "model", seed=0, dtype=torch.bfloat16, **SIZES)
+        folder = Path(tempfile.mkdtemp())
+        dense = make_tiny_model(folder / "dense", seed=0, dtype=torch.bfloat16, **SIZES)
+        mixture = make_tiny_model(folder / "mixture", seed=0, family="qwen3_moe", dtype=torch.bfloat16, **MIXTURE)
+        tensors = [Mesh(tensor=size) for size in args.ranks]
+        stages = [Mesh(pipeline=size) for size in args.ranks]
+        parts = [Mesh(tensor=size, expert=size) for size in args.ranks]
         report["memory"] = []
-        whole_held = 0
-        for size in (1, *args.ranks):
-            for rank in range(size):
-                answer = spawn.Queue()
-                process = spawn.Process(target=load_share, args=(str(path), rank, size, answer))
-                process.start()
-                peak, held, read = answer.get()
-                process.join()
-                whole_held = whole_held or held
-                line = {"ranks": size, "rank": rank, "peak_bytes": peak, "held_bytes": held}
-                if read is not None:
-                    line |= {"read_bytes": read.read, "replicated_bytes": read.replicated}
-                    line["peak_over_share"] = peak / (whole_held / size + read.replicated)
-                report["memory"].append(line)
-                print(", ".join(f"{key} {value:,.3f}".replace(".000", "") for key, value in line.items()))
+        for path, meshes in ((dense, [Mesh(), *tensors, *stages]), (mixture, [Mesh(), *parts])):
+            whole_held = 0
+            for mesh in meshes:
+                for rank in range(mesh.size):
+                    answer = spawn.Queue()
+                    process = spawn.Process(target=load_share, args=(str(path), rank, mesh, answer))
+                    process.start()
+                    peak, held, read = answer.get()
+                    process.join()
+                    whole_held = whole_held or held
+                    line: dict[str, Any] = {"rank": rank, "peak_bytes": peak, "held_bytes": held}
+                    if read is not None:
+                        line |= {"read_bytes": read.read, "replicated_bytes": read.replicated}
+                        share = read.read if mesh.pipeline > 1 else whole_held / mesh.size + read.replicated
+                        line["peak_over_share"] = peak / share
+                    values = ", ".join(f"{key} {value:,.3f}".replace(".000", "") for key, value in line.items())
+                    print(f"{path.name}, {mesh}: {values}")
+                    report["memory"].append({"model": path.name, "mesh": str(mesh)} | line)
     if args.out is not None:
         benchmarks.save(args.out, report)
 
