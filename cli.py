@@ -133,7 +133,9 @@ def _serve_with(args: argparse.Namespace, first: Any) -> int:
     (own_name, config), *others = configs.items()
     from .cluster.restarts import RestartPolicy
     from .runtime.server import serve
+    from .runtime.server.remote_images import AllowedHosts
 
+    image_hosts = AllowedHosts(args.allow_image_hosts)
     supervise = _supervise(args, first)
     kept_alive: list[Any] = []  # what keeps the engines of each model alive, once they are ready
 
@@ -178,6 +180,7 @@ def _serve_with(args: argparse.Namespace, first: Any) -> int:
             ),
             has_page=not args.no_page,
             tracer=tracer,
+            image_hosts=image_hosts,
             policy=RestartPolicy(step_timeout_s=args.step_timeout_s, max_restarts=args.max_restarts),
             on_ready=on_ready,
             progress=progress,
@@ -550,7 +553,7 @@ def _plan(args: argparse.Namespace) -> int:
         hardware = cpu_hardware(default_home(), threads=args.num_threads, again=args.measure_again)
     else:
         hardware = HARDWARE[args.hardware]
-    goal = Goal(args.isl, args.osl, args.ttft_s, args.tpot_s, args.cached_share)
+    goal = Goal(args.isl, args.osl, args.ttft_s, args.tpot_s, args.cached_share, images=args.images)
     if args.devices:
         splits = best_split(shape, hardware, goal, devices=args.devices)
         print(f"{shape.describe()}, on {args.devices} x {hardware.name} ({hardware.about})")
@@ -580,12 +583,19 @@ def _plan(args: argparse.Namespace) -> int:
     if shape.spare_experts:
         print(f"{shape.spare_size_bytes / 1e9:.2f} GB of the weights are places for copies of experts")
     print(f"prompts of {goal.isl:,} tokens ({goal.cached_share:.0%} cached), answers of {goal.osl:,}")
+    if shape.tower is not None and args.images:
+        image_s, count = shape.tower.image_s(hardware), f"{args.images} image{'s' if args.images > 1 else ''}"
+        print(
+            f"and {count} of {shape.tower.tokens:,} tokens in {shape.tower.tiles} tiles, {image_s * 1e3:,.1f} ms each; "
+            f"encoder {shape.tower.size_bytes / 1e9:.2f} GB of the weights"
+        )
     if not found.batch:
         print(f"not even one sequence: {found.limit}")
         return _FAILED
     print(f"batch {found.batch} (--max-running of the engine), bounded by {found.limit}")
     print(f"time to first token {found.ttft_s * 1e3:,.1f} ms, time per token {found.tpot_s * 1e3:,.2f} ms")
-    for part in ("linear", "attention", "small_ops", "head", "host", *(("collectives",) if ranks > 1 else ())):
+    more = [name for name, has_it in (("collectives", ranks > 1), ("images", args.images > 0)) if has_it]
+    for part in ("linear", "attention", "small_ops", "head", "host", *more):
         seconds = getattr(found.step, part)
         print(f"  {part.replace('_', ' '):<10} {seconds * 1e3:>10.3f} ms {seconds / found.step.total:>6.1%}")
     if ranks > 1:
@@ -879,6 +889,8 @@ def _add_serve(commands: Any) -> None:
     serve.add_argument("--model-name", help="the model's name in requests (default: MODEL)")
     cors = serve.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
     cors.help = "origin of web pages that may send requests; may be repeated"
+    images = serve.add_argument("--allow-image-hosts", action="append", default=[], metavar="HOST,...")
+    images.help = "fetch the images of requests from these hosts (default: from none); may be repeated"
     _add_connection_flags(serve)
     _add_store_flags(serve)
     fleet = serve.add_argument_group("replicas")
@@ -1099,6 +1111,8 @@ def _add_plan(commands: Any) -> None:
     plan.add_argument(
         "--cached-share", type=parse_cached_share, default=0.0, metavar="SHARE", help="cached share of a prompt"
     )
+    images = plan.add_argument("--images", type=parse_count, default=0, metavar="N")
+    images.help = "images of a prompt beside its --isl tokens, of a model that reads them"
     plan.add_argument("--weight-bits", type=int, choices=[4, 8, 16, 32], help="default: 4 on a CPU, 16 elsewhere")
     kv_help = "type of keys and values (default: %(default)s)"
     plan.add_argument("--kv-dtype", choices=list(KV_BYTES), default="bfloat16", help=kv_help)

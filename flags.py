@@ -56,6 +56,7 @@ ENGINE_HELP = {
     "pipeline_parallel": "processes, or groups of tensor-parallel processes, that each have some of the layers",
     "expert_parallel": "parts of the tensor-parallel processes that each have some of a mixture's experts",
     "expert_copies": "experts of other parts that each process copies in every mixture, those that are chosen most",
+    "sequence_parallel": "copies of these processes that each keep a part of every sequence's keys and values",
     "rank_timeout_s": "seconds after which a silent process of a split model counts as lost",
     "client_timeout_s": "seconds after which a silent client's programs are cancelled",
     "log_level": "least severe log messages written to stderr",

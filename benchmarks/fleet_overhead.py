@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from phloem.cluster.client import FleetClient
-from phloem.cluster.journal import Journal
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.client import Client
+from phloem.protocol.journal import Journal
 from phloem.protocol.program_call import ProgramCall
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig

@@ -38,7 +38,7 @@ HEADS = {"SmolLM2-135M": (3, 3, 64), "Llama-3-8B": (8, 4, 128), "Qwen3-0.6B": (8
 LATENTS = {"DeepSeek-V2-Lite": (1, 16, 576), "DeepSeek-V3": (1, 128, 576)}
 
 
-_FLAGS = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_PIECES", "IS_AFTER_PIECES")
+_FLAGS = ("HAS_WINDOW", "HAS_SOFT_CAP", "HAS_PIECES", "IS_AFTER_PIECES", "IS_PARTIAL")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,10 @@ def attention_builds(config: Config) -> Iterator[Build]:
         for kind, shape in (("decode", config.wide_decode), ("prefill", config.wide_prefill)):
             yield attention_build(f"attention {kind} {model}", shape, heads)
             yield attention_build(f"attention {kind} {model} fp8 pool", shape, heads, pool="*u8")
+    for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
+        yield attention_build(f"attention partial {kind} Llama-3-8B", shape, llama, ("IS_PARTIAL",))
+        flags = ("IS_PARTIAL", "HAS_WINDOW", "HAS_SOFT_CAP")
+        yield attention_build(f"attention partial {kind} Llama-3-8B window, cap", shape, llama, flags)
     # A shared prefix, and the rows' suffixes: of one token, and of several.
     for kind, shape, flag in (
         ("prefix", config.shared, "HAS_PIECES"),
@@ -103,7 +107,7 @@ def attention_build(
         {
             **dict.fromkeys(("q", "out"), "*bf16"),
             **dict.fromkeys(("k_cache", "v_cache"), pool),
-            **dict.fromkeys((*tables, "pieces", "piece_order", "own_from"), "*i32"),
+            **dict.fromkeys((*tables, "pieces", "piece_order", "own_from", "ends", "firsts"), "*i32"),
             **dict.fromkeys(("part_sums", "part_logs"), "*fp32"),
             **dict.fromkeys(("scale", "soft_cap"), "fp32"),
             **dict.fromkeys(sizes, "i32"),
@@ -116,7 +120,7 @@ def attention_build(
             "PADDED_DIM": triton.next_power_of_2(head_dim),
             "BLOCK_M": max(shape.block_m, triton.next_power_of_2(group)),
             "BLOCK_N": shape.block_n_fp8 or shape.block_n if pool == "*u8" else shape.block_n,
-            "IS_SPLIT": shape.split_len > 0,
+            "IS_SPLIT": shape.split_len > 0 or "IS_PARTIAL" in flags,
             **{flag: flag in flags for flag in _FLAGS},
             "PRODUCTS": tl.bfloat16,
         },

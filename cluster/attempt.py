@@ -13,9 +13,9 @@ import msgspec
 
 from ..protocol.client import Client, encode_submit
 from ..protocol.errors import EngineLost, PhloemError
+from ..protocol.journal import Journal
 from ..protocol.messages import Cancel, Closed, RuntimeMessage, Submit
 from ..protocol.program_call import ProgramCall
-from .journal import Journal
 from .loads import Booking
 from .roles import Role
 

@@ -42,6 +42,7 @@ from ..protocol.errors import (
     PhloemError,
     from_info,
 )
+from ..protocol.journal import NONE_DRAWN, Journal, size_of, with_seeds
 from ..protocol.messages import (
     Accepted,
     Cancel,
@@ -57,11 +58,10 @@ from ..protocol.messages import (
     Submit,
     Welcome,
 )
-from ..protocol.ops import AnyOp, Gen, Pin
+from ..protocol.ops import AnyOp, Pin
 from ..protocol.program_call import ProgramCall
 from .attempt import Attempt, AttemptWatch, Member, Run
 from .cache_watch import CacheWatch
-from .journal import NONE_DRAWN, Journal, size_of
 from .limits import FleetLimits
 from .loads import Booking
 from .migrate import Copying, Migrated, Migrations, Move
@@ -238,7 +238,7 @@ class FleetClient:
 
     def submit(self, submit: Submit, call: ProgramCall) -> None:
         """As ``Client.submit``. Without a ready engine a program waits; ``Overloaded`` where too many do."""
-        submit = self._with_seeds(submit)
+        submit = with_seeds(submit, self._rng)
         with self._lock:
             if self._end is not None:
                 raise EngineLost(f"no engine: {self._end.message}")
@@ -610,19 +610,6 @@ class FleetClient:
         with self._lock:
             if self._runs.get(run.program) is run:  # a new call may have its id already
                 del self._runs[run.program]
-
-    def _with_seeds(self, submit: Submit) -> Submit:
-        """Draws depend on (seed, position) alone, so with a seed of our own every engine draws the same."""
-        if not any(isinstance(op, Gen) and op.params.seed is None and op.params.temperature for op in submit.ops):
-            return submit
-        ops = [self._with_seed(op) if isinstance(op, Gen) else op for op in submit.ops]
-        return msgspec.structs.replace(submit, ops=ops)
-
-    def _with_seed(self, op: Gen) -> Gen:
-        if op.params.seed is not None or not op.params.temperature:
-            return op
-        params = msgspec.structs.replace(op.params, seed=self._rng.getrandbits(63))
-        return msgspec.structs.replace(op, params=params)
 
     # -- on the engines' threads --------------------------------------------------------------------------------------
 

@@ -149,6 +149,7 @@ def ops_of_pin(pin: Pin, before: Sequence[AnyOp]) -> list[AnyOp]:
     """``pin`` and the ops that its sequence needs, of those ``before`` it in its program that have ended well.
 
     An earlier ``Pin`` becomes a ``Fork`` without children: it also ends the text before it, so tokens stay the same.
+    Each image's data are sent once.
     """
     needed = {pin.seq}
     sources = {op.op: op.seq for op in before}
@@ -169,6 +170,11 @@ def ops_of_pin(pin: Pin, before: Sequence[AnyOp]) -> list[AnyOp]:
             case Ref():
                 needed.add(sources[op.source])
         found.append(op)
+    sent: set[str] = set()
+    for i in reversed(range(len(found))):
+        if isinstance(op := found[i], Image):
+            found[i] = msgspec.structs.replace(op, data=b"" if op.hash in sent else op.data)
+            sent.add(op.hash)
     return found[::-1]
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.cache_events import CacheEvents, CacheSnapshot
+from ..protocol.journal import CHARS_PER_TOKEN
 from ..protocol.messages import ProgramSettings
 from ..protocol.ops import AnyOp, Fork, Gen
 from ..radix_cache.blocks import block_names
 from .index import Applied, CacheIndex, Match
-from .journal import CHARS_PER_TOKEN
 from .loads import Booking, OutputLengths, RatesFit
 from .placement import Choice, Demand, Placement
 from .rebalance import Rebalancing, Room, Shift, Work

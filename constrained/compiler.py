@@ -7,6 +7,7 @@ from collections import OrderedDict
 
 from .ebnf import compile_ebnf
 from .grammar import CompiledGrammar
+from .growth import growth_of
 from .json import JsonSchemas
 from .lark_grammar import compile_lark
 from .machine import Endings, Machine, Masks
@@ -92,6 +93,7 @@ class Compiler:
             raise GrammarTooComplex(f"the grammar has {len(spec.text):,} characters; the limit is {MAX_TEXT_BYTES:,}")
         machine, options = shop.machine, option_values(spec)
         unchecked: list[str] = []
+        growth: int | None = None
         try:
             match spec.kind:
                 case "json_schema" | "json":
@@ -100,9 +102,9 @@ class Compiler:
                 case "structural_tags":
                     start = self._tags(spec, shop, options, unchecked)
                 case "regex":
-                    start = self._regex(spec, shop)
+                    start, growth = self._regex(spec, shop)
                 case "choices":
-                    start = self._choices(spec, shop)
+                    start, growth = self._choices(spec, shop)
                 case "ebnf":
                     with machine.lock:
                         start = machine.start(compile_ebnf(spec.text, shop.masks, start=options["start"]), 0)
@@ -111,7 +113,7 @@ class Compiler:
             shop.masks.only_token(start)  # so that the first mask is ready when it is asked for
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
-        return CompiledGrammar(spec, machine, shop.masks, shop.endings, start, tuple(unchecked))
+        return CompiledGrammar(spec, machine, shop.masks, shop.endings, start, tuple(unchecked), growth)
 
     @staticmethod
     def _tags(spec: GrammarSpec, shop: Workshop, options: dict[str, str], unchecked: list[str]) -> int:
@@ -129,11 +131,11 @@ class Compiler:
         with machine.lock:
             return machine.start(Tags(tags, machine, value_of, regex_of).start, 0)
 
-    def _regex(self, spec: GrammarSpec, shop: Workshop) -> int:
+    def _regex(self, spec: GrammarSpec, shop: Workshop) -> tuple[int, int | None]:
         with shop.machine.lock:
             return self._language(spec, shop, compile_regex(spec.text, shop.machine.expressions, anchored=True))
 
-    def _choices(self, spec: GrammarSpec, shop: Workshop) -> int:
+    def _choices(self, spec: GrammarSpec, shop: Workshop) -> tuple[int, int | None]:
         try:
             choices = json.loads(spec.text)
         except json.JSONDecodeError as error:
@@ -145,10 +147,11 @@ class Compiler:
             return self._language(spec, shop, shop.machine.expressions.one_of(words))
 
     @staticmethod
-    def _language(spec: GrammarSpec, shop: Workshop, expr: int) -> int:
+    def _language(spec: GrammarSpec, shop: Workshop, expr: int) -> tuple[int, int | None]:
+        """The configuration before a text of ``expr``, and its growth."""
         if not shop.machine.expressions.is_nonempty(expr):
             raise GrammarError(f"no text of this vocabulary's bytes matches the {spec.kind}")
-        return shop.machine.start(shop.machine.text(expr), 0)
+        return shop.machine.start(shop.machine.text(expr), 0), growth_of(shop.machine.expressions, expr)
 
 
 def _reads_items(spec: GrammarSpec) -> bool:

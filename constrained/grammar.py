@@ -10,12 +10,16 @@ from .spec import GrammarError, GrammarSpec
 
 _MASK_TYPE = np.dtype(np.uint32)
 MARGIN = 48  # tokens, and those of the shortest text, that one token may add to what a text needs; see ``Matcher``
+SPELLING = 16  # tokens that a text may need more because another token cut its ending's spelling
 _NEVER = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar ready to match; shared by all its matchers. ``unchecked`` names what it does not enforce."""
+    """A grammar ready to match; shared by all its matchers. ``unchecked`` names what it does not enforce.
+
+    ``growth``: the most bytes that one token adds to what a text needs to end; None if that is not known.
+    """
 
     spec: GrammarSpec
     machine: Machine
@@ -23,6 +27,15 @@ class CompiledGrammar:
     endings: Endings
     start: int
     unchecked: tuple[str, ...] = ()
+    growth: int | None = None
+
+    @property
+    def margin(self) -> int:
+        """The most tokens that one token is taken to add to what a text needs to end: ``MARGIN`` and those of the
+        shortest text, or fewer where ``growth`` tells it.
+        """
+        usual = MARGIN + (self.least_tokens or 0)
+        return usual if self.growth is None else min(usual, self.growth + SPELLING)
 
     @property
     def least_tokens(self) -> int | None:
@@ -60,9 +73,8 @@ class Matcher:
     """One text being written. Cheap to clone and to roll back. An error names its place and stays until a rollback.
 
     With a limit of tokens, masks allow only tokens after which a short ending (``Endings``) still fits. That is looked
-    at only where the limit is near: a token is taken to add at most ``MARGIN`` tokens, and those of the grammar's
-    shortest text, to what the text needs. Where a token far from the limit adds so much more that no ending fits, the
-    limit is given up.
+    at only where the limit is near: a token is taken to add at most ``CompiledGrammar.margin`` tokens to what the text
+    needs. Where a token far from the limit adds so much more that no ending fits, the limit is given up.
     """
 
     __slots__ = (
@@ -98,7 +110,7 @@ class Matcher:
         """Limit the rest of the text to ``max_tokens``."""
         self._limit = self.num_tokens + max_tokens
         self._free_until = self.num_tokens
-        self._margin = MARGIN + (self.grammar.least_tokens or 0)
+        self._margin = self.grammar.margin
 
     @property
     def has_limit(self) -> bool:
@@ -149,6 +161,12 @@ class Matcher:
 
     def accept(self, token_id: int) -> bool:
         """Take one token; False, with ``error`` set, if the grammar refuses it."""
+        configs = self._configs
+        if self.error is None and not self._finished and len(configs) <= self._free_until:
+            known = self._machine.edge(configs[-1], token_id)
+            if known is not None:
+                configs.append(known)
+                return True
         if self.error is not None:
             return False
         if self._finished:

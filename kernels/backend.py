@@ -120,6 +120,34 @@ class PagedAttention(Protocol):
         return run(*inputs, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap)
 
 
+class PartialAttention(Protocol):
+    """Attention of each token t over the keys [firsts[t], ends[t]) of its row alone, and what joins it with others.
+
+    for query t, head h:  slots = slot_table[row_ids[r], j] for j in [firsts[t], ends[t]), s as in ``paged_attention``
+    out[t, h] = softmax(s) @ v_cache[slots, h // group], 0 without keys
+    logs[t, h] = log2(sum(e ** s)), -inf without keys
+    ``ends`` and ``firsts`` (None: 0) may not fall within a row. Neither is rounded to q's type.
+    """
+
+    def __call__(
+        self,
+        q: Tensor,  # [T, Hq, D]
+        k_cache: Tensor,  # [S, Hkv, D]
+        v_cache: Tensor,  # [S, Hkv, D]
+        slot_table: Tensor,  # int32 [max rows, max len]
+        row_ids: Tensor,  # int32 [R]
+        query_starts: Tensor,  # int32 [R + 1]
+        ends: Tensor,  # int32 [T]
+        /,
+        *,
+        scale: float,
+        firsts: Tensor | None = None,  # int32 [T]
+        soft_cap: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:  # float32 [T, Hq, D], float32 [T, Hq]
+        inputs = (q, k_cache, v_cache, slot_table, row_ids, query_starts, ends)
+        return backend_of(q).partial_attention(*inputs, scale=scale, firsts=firsts, soft_cap=soft_cap)
+
+
 class SharedPrefixAttention(Protocol):
     """``paged_attention`` that reads common chunks once for each piece of ``shared``; only the order of sums differs.
 
@@ -255,6 +283,7 @@ class Backend:
     silu_mul: Gated = reference.silu_mul
     gelu_mul: Gated = reference.gelu_mul
     paged_attention: PagedAttention = reference.paged_attention
+    partial_attention: PartialAttention = reference.partial_attention
     shared_prefix_attention: SharedPrefixAttention = reference.shared_prefix_attention
     sharing_of: SharingOf = reference.sharing_of
     quantized_product: QuantizedProduct = reference.quantized_product
@@ -280,6 +309,7 @@ CPU = Backend(
     gelu_mul=activation.gelu_mul,
     mix_experts=experts.mix_experts,
     paged_attention=attention.paged_attention,
+    partial_attention=attention.partial_attention,
     shared_prefix_attention=attention.shared_prefix_attention,
     apply_bitmask=edits.apply_bitmask,
     apply_edits=edits.apply_edits,
@@ -316,6 +346,7 @@ def triton_backend() -> Backend:
         silu_mul=triton_activation.silu_mul,
         gelu_mul=triton_activation.gelu_mul,
         paged_attention=triton_attention.paged_attention,
+        partial_attention=triton_attention.partial_attention,
         shared_prefix_attention=triton_attention.shared_prefix_attention,
         sharing_of=triton_attention.sharing_of,
         quantized_product=quantized.quantized_product,
@@ -363,6 +394,7 @@ rms_norm: RmsNorm = _op(RmsNorm)
 rope_write_kv: RopeWriteKv = _op(RopeWriteKv)
 norm_rope_write_kv: NormRopeWriteKv = _op(NormRopeWriteKv)
 paged_attention: PagedAttention = _op(PagedAttention)
+partial_attention: PartialAttention = _op(PartialAttention)
 shared_prefix_attention: SharedPrefixAttention = _op(SharedPrefixAttention)
 quantized_product: QuantizedProduct = _op(QuantizedProduct)
 mix_experts: MixExperts = _op(MixExperts)

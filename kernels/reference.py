@@ -15,6 +15,8 @@ from .quantized_kv import dequantize_kv, quantize_kv
 from .quantized_weight import Experts, QuantizedWeight, dequantize, unpacked_experts
 from .shared import SharedPrefixes, Sharing
 
+LOG2_E = 1.4426950408889634
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     if residual is None:
@@ -94,26 +96,50 @@ def paged_attention(
     sliding_window: int = 0,
     soft_cap: float = 0.0,
 ) -> Tensor:
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)  # [T, Hq, D]
+    lens = query_starts.diff().long()
+    after = (query_starts[1:].long()).repeat_interleave(lens) - torch.arange(len(q), device=q.device)
+    ends = kv_lens.long().repeat_interleave(lens) - after + 1  # the row's queries are the last positions of its context
+    firsts = (ends - sliding_window).clamp_min(0) if sliding_window else None
+    rows = (slot_table, row_ids, query_starts, ends)
+    out, _ = partial_attention(q, k_cache, v_cache, *rows, scale=scale, firsts=firsts, soft_cap=soft_cap)
+    return out.to(q.dtype)
+
+
+def partial_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    row_ids: Tensor,
+    query_starts: Tensor,
+    ends: Tensor,
+    *,
+    scale: float,
+    firsts: Tensor | None = None,
+    soft_cap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)  # [T, Hq, D]
+    logs = torch.full(q.shape[:2], float("-inf"), device=q.device)
     group = q.shape[1] // k_cache.shape[1]
-    starts = query_starts.tolist()
-    for r, (row_id, kv_len) in enumerate(zip(row_ids.tolist(), kv_lens.tolist(), strict=True)):
-        begin, end = starts[r], starts[r + 1]
-        slots = slot_table[row_id, :kv_len].long()
+    for row_id, begin, end in zip(row_ids.tolist(), query_starts[:-1].tolist(), query_starts[1:].tolist(), strict=True):
+        count = int(ends[begin:end].max()) if begin < end else 0
+        if not count:
+            continue
+        slots = slot_table[row_id, :count].long()
         keys = _at(k_cache, slots, q.shape[2]).repeat_interleave(group, dim=1)  # [len, Hq, D]
         values = _at(v_cache, slots, q.shape[2]).repeat_interleave(group, dim=1)
         scores = torch.einsum("thd,lhd->htl", q[begin:end].float(), keys) * scale
         if soft_cap:
             scores = soft_cap * torch.tanh(scores / soft_cap)
-        # The row's queries are the last positions of its context.
-        at = torch.arange(kv_len - (end - begin), kv_len, device=q.device).unsqueeze(1)
-        key_at = torch.arange(kv_len, device=q.device).unsqueeze(0)
-        hidden = key_at > at
-        if sliding_window:
-            hidden = hidden | (key_at <= at - sliding_window)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-        out[begin:end] = torch.einsum("htl,lhd->thd", weights, values).to(q.dtype)
-    return out
+        key_at = torch.arange(count, device=q.device).unsqueeze(0)
+        hidden = key_at >= ends[begin:end].unsqueeze(1)
+        if firsts is not None:
+            hidden = hidden | (key_at < firsts[begin:end].unsqueeze(1))
+        scores = scores.masked_fill(hidden, float("-inf"))  # [Hq, T, len]
+        weights = scores.softmax(dim=-1).masked_fill(hidden.all(dim=1).unsqueeze(1), 0.0)
+        out[begin:end] = torch.einsum("htl,lhd->thd", weights, values)
+        logs[begin:end] = (scores.logsumexp(dim=-1) * LOG2_E).T
+    return out, logs
 
 
 def route_experts(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from ..cpu_isa import CpuIsa, Isa, IsaError, choose
 from ..protocol.errors import InvalidParams
 
 Progress = Callable[[str, int, int], None]  # the activity, the parts done, the parts in total
-SPLITS = ("tensor_parallel", "pipeline_parallel")  # numbers of ranks, whose product run one model
+SPLITS = ("tensor_parallel", "pipeline_parallel", "sequence_parallel")  # numbers of ranks, whose product run one model
 Precision = Literal["auto", "float32", "bfloat16", "int4", "int16", "fp8"]
 
 
@@ -43,7 +43,9 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     part in a step for ``rank_timeout_s`` is lost, and all of them end. ``pipeline_parallel``: processes, or groups of
     ``tensor_parallel`` processes, that each have some of the layers. ``expert_parallel``: parts of the
     ``tensor_parallel`` processes that each have some of a mixture's experts. ``expert_copies``: so many experts
-    of other parts, those that are chosen most, lie in each process too. ``num_threads`` is that of each process.
+    of other parts, those that are chosen most, lie in each process too. ``sequence_parallel``: copies of these
+    processes that each keep some slots of every sequence; ``num_slots`` counts those of all. ``num_threads`` is that of
+    each process.
     """
 
     model: str
@@ -88,6 +90,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     pipeline_parallel: int = 1
     expert_parallel: int = 1
     expert_copies: int = 0
+    sequence_parallel: int = 1
     rank_timeout_s: float = 30.0
     client_timeout_s: float = 30.0
     log_level: str = "warning"
@@ -95,7 +98,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     @property
     def num_ranks(self) -> int:
         """The processes that run the model together."""
-        return self.tensor_parallel * self.pipeline_parallel
+        return self.tensor_parallel * self.pipeline_parallel * self.sequence_parallel
 
 
 def choose_cpu_isa(config: EngineConfig) -> Isa:

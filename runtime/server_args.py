@@ -69,6 +69,12 @@ def from_server_options(options: dict[str, Any]) -> dict[str, Any]:
     """Options where ``model_path`` says that they are SGLang's; those of ``EngineConfig`` may stand among them."""
     theirs = {name: value for name, value in options.items() if name in _FIELDS}
     ours = {name: value for name, value in options.items() if name not in _FIELDS}
+    if (count := ours.pop("attn_cp_size", 1)) != 1:
+        raise Unsupported(
+            f"attn_cp_size={count!r}: it divides SGLang's tp_size devices; here ranks that share out a sequence are "
+            f"more processes: leave it out, and set sequence_parallel={count!r} and tp_size to a part of its number",
+            where="attn_cp_size",
+        )
     for name in _ONE_ALONE:
         if name in ours and (value := ours.pop(name)) != 1:
             raise Unsupported(f"{name}={value!r}: an engine runs on one device; leave it out", where=name)

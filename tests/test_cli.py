@@ -118,9 +118,15 @@ def test_serve_passes_its_own_options_on(model: str, served: Served, monkeypatch
     assert (served["replicas"], served["policy"]) == (1, RestartPolicy())
     cli.main(["serve", model, "--replicas", "3", "--step-timeout-s", "7.5", "--max-restarts", "0"])
     assert (served["replicas"], served["policy"]) == (3, RestartPolicy(step_timeout_s=7.5, max_restarts=0))
-    assert served["supervise"].keywords["limits"].max_rebalanced == 4
-    cli.main(["serve", model, "--max-rebalanced", "0"])
-    assert served["supervise"].keywords["limits"].max_rebalanced == 0
+
+
+def test_serve_says_how_many_programs_may_move(model: str, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    monkeypatch.setattr("phloem.cluster.supervisor.Supervisor", lambda limits, **_: found.append(limits.max_rebalanced))
+    for arguments in ([], ["--max-rebalanced", "0"]):
+        cli.main(["serve", model, *arguments])
+        served["supervise"]()
+    assert found == [4, 0]
 
 
 def test_a_ready_server_tells_its_address_and_what_its_engine_says(

@@ -137,7 +137,6 @@ def ablate(args: argparse.Namespace, about: dict[str, Any], begin_s: float) -> i
         workloads,
         threads=args.threads,
         repeats=args.repeats,
-        alone=num_alone(args),
         count=counts(args),
         say=say,
     )

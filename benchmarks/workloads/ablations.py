@@ -1,7 +1,8 @@
 """What each part of the engine gains: the same programs without it, as in section 6.3 of the SGLang paper.
 
-Each ablation is one setting of ours. Orders and what the scheduler learns from programs matter where slots are short,
-so these run with ``TIGHT`` slots, beside a run of the whole engine with as many.
+Each ablation is one setting of ours. Orders and what the scheduler learns from programs matter where many programs
+wait and slots are short, so these run all cases of a workload with ``TIGHT`` slots, beside a run of the whole engine
+with as many.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from .measure import Found, measure
 from .systems import PATIENCE_S, Programs, Run
 from .workload import Case, Workload
 
-TIGHT = 4096  # slots: a quarter to all of what the programs of a workload use
+TIGHT = 2048  # slots: the longest sequence has 1,500 tokens
 ROOMY = 65536
 
 
@@ -29,8 +30,12 @@ class Ablation:
     against: str = "whole"
 
     @property
+    def is_tight(self) -> bool:
+        return "tight" in (self.name, self.against)
+
+    @property
     def num_slots(self) -> int:
-        return TIGHT if "tight" in (self.name, self.against) else ROOMY
+        return TIGHT if self.is_tight else ROOMY
 
 
 ABLATIONS = (
@@ -72,21 +77,25 @@ def measure_ablations(
     *,
     threads: int,
     repeats: int,
-    alone: int,
     count: Callable[[Workload], int],
     say: Callable[[str], None],
 ) -> Found:
-    """Every workload with each ablation; one engine runs at a time."""
+    """Every workload with each ablation, all its programs at once; one engine runs at a time."""
     found: Found = {}
     for ablation in ABLATIONS:
         system = make(ablation, model, threads)
+        num = full if ablation.is_tight else count
         try:
             system.start()
-            for name, row in measure([system], workloads, repeats=repeats, alone=alone, count=count, say=say).items():
+            for name, row in measure([system], workloads, repeats=repeats, alone=0, count=num, say=say).items():
                 found.setdefault(name, {}).update(row)
         finally:
             system.stop()
     return found
+
+
+def full(workload: Workload) -> int:
+    return workload.count
 
 
 def gains(found: Found, ablation: Ablation) -> dict[str, float]:

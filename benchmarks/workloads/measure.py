@@ -80,12 +80,11 @@ def measure(
 
 
 def measure_once(system: System, workload: Workload, figures: Figures, repeat: int, alone: int) -> None:
-    """One repeat: all programs at once, then ``alone`` others, unless the first was alone already."""
+    """One repeat: all programs at once, then ``alone`` others one by one, unless the first was alone already."""
     cases = workload.make(repeat + 1, figures.programs)
     run = system.run(workload, cases, alone=False)
-    if figures.programs == 1:
-        latencies_s = [run.wall_s]
-    else:
+    latencies_s = [run.wall_s] if figures.programs == 1 else []
+    if not latencies_s and alone:
         latencies_s = system.run(workload, workload.make(ALONE_SEED + repeat, alone), alone=True).latencies_s
     figures.wall_s.append(run.wall_s)
     figures.latency_s += latencies_s
@@ -186,9 +185,10 @@ def judged(found: Found, bar: Bar) -> str:
 
 def line(f: Figures) -> str:
     right = "" if f.right is None else f"  {f.right}/{f.programs} right"
+    alone = f"{f.latency * 1e3:>8.0f} ms alone" if f.latency_s else ""
     return (
         f"{f.workload:<20}{f.system:<15}{f.programs:>4} programs{f.wall_s[-1]:>8.2f} s{f.output_tokens:>7} tokens"
-        f"{f.latency * 1e3:>8.0f} ms alone{right}"
+        f"{alone}{right}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...protocol.address import ClientKeys
 from ...protocol.client import Client
-from ...protocol.errors import InvalidParams, PhloemError, Unsupported
+from ...protocol.errors import EngineLost, InvalidParams, PhloemError, Unsupported
 from ...protocol.ops import AnyOp
 from ..client import FleetClient
 from ..limits import FleetLimits
@@ -91,6 +91,7 @@ class ServeFleet:
         self._is_over = True
         self._has_news.set()
         self._thread.join(2 * CONNECT_S)
+        self.client.give_up(EngineLost("this server ends; send the program again"))
         self.client.close()
         self._calls.close()
 

@@ -109,6 +109,7 @@ class Scalars:
                 padding=(self.ex.least_padding(exprs[0]) or 0) if spelling.counted else 0,
                 inside_string=base,
                 loops=loops and exprs[0] == self.ex.text,
+                recurs=True,
             )
             owed = 0
             if spelling.counted:
@@ -344,7 +345,7 @@ class Scalars:
             ends = -1
             if ex.nullable[exprs[0]]:
                 ends = machine.result(sum(1 << i for i, e in enumerate(exprs[1:]) if ex.nullable[e]))
-            state = machine.add_state(lambda row: self.fill_number(row, exprs[0], exprs[1:]), ends=ends)
+            state = machine.add_state(lambda row: self.fill_number(row, exprs[0], exprs[1:]), ends=ends, recurs=True)
             near = tuple([self._reach.without_far_bounds(e) for e in exprs])
             if near != exprs:
                 machine.set_twin(state, lambda: self._number(near))

@@ -113,6 +113,7 @@ class Machine:
         self.set_array(walk.SPACE_DELTA, space_automaton())
         self.set_array(walk.SPACE_CLASS, space_classes())
         self.inside_string: dict[int, int] = {}
+        self.recurring: set[int] = set()
         self.counted_states: set[int] = set()
         self.twins: dict[int, Callable[[], int]] = {}
         self.owed: dict[int, int] = {}  # of states with a twin; see ``set_twin``
@@ -184,6 +185,7 @@ class Machine:
         accepting: bool = False,
         inside_string: int = -1,
         loops: bool = False,
+        recurs: bool = False,
         detour: bool = False,
     ) -> int:
         """A new state. Without ``fill`` every byte is refused.
@@ -197,6 +199,7 @@ class Machine:
         ``accepting``: the text may end here.
         ``inside_string``: a state that allows the same tokens within a string; the state itself if it is the first.
         ``loops``: every character of a string that needs no escape leads back to this state.
+        ``recurs``: it is met above many stacks, or allows many tokens: what it allows by itself is walked once.
         ``detour``: ``Endings`` tries it only where no other state is left.
         """
         state = self.num_states
@@ -220,6 +223,7 @@ class Machine:
             arrays[walk.CHARS_LEFT][state] = left
             arrays[walk.PADDING][state] = padding
             self.counted_states.add(state)
+            self.recurring.add(state)
         if accepting:
             self.accepting.add(state)
             arrays[walk.ACCEPTING][state] = 1
@@ -229,6 +233,8 @@ class Machine:
             arrays[walk.LOOPS][state] = 1
         if inside_string >= 0:
             self.inside_string[state] = inside_string
+        if recurs:
+            self.recurring.add(state)
         return state
 
     def add_states(
@@ -255,6 +261,7 @@ class Machine:
         Within a counted string, ``owed`` characters more than for the twin have to follow each token.
         """
         self.twins[state] = twin
+        self.recurring.add(state)
         if owed:
             self.owed[state] = owed
 
@@ -264,6 +271,7 @@ class Machine:
         made from the first pair that agrees.
         """
         self.stand_ins[state] = stand_ins
+        self.recurring.add(state)
 
     def set_single(self, state: int, code_of: Callable[[int], int]) -> None:
         """``code_of(byte)`` makes one entry of the state's row, for bytes from 1 on; -1: only the whole row tells."""
@@ -430,7 +438,7 @@ class Machine:
                 row[lo:hi] = self.text(to)
 
         def make() -> int:
-            state = self.add_state(fill, accepting=ex.nullable[expr])
+            state = self.add_state(fill, accepting=ex.nullable[expr], recurs=True)
             near = self.reach.without_far_bounds(expr)
             if near != expr:
                 self.set_twin(state, lambda: self.text(near))
@@ -515,9 +523,7 @@ class Machine:
 
     def begin(self) -> None:
         """Prepare the compiled walk: stacks it pushes are kept behind the lasting ones until the next ``begin``."""
-        control = self.control
-        control[walk.SCRATCH] = len(self.stack_frames)
-        control[walk.LOWEST] = walk.NO_DEPTH
+        self.control[walk.SCRATCH] = len(self.stack_frames)
 
     def keep_stack(self, stack: int) -> int:
         """The lasting stack equal to a stack that a compiled walk has pushed."""

@@ -1,9 +1,10 @@
-"""The token masks of a machine's configurations, remembered by what they depend on.
+"""The token masks of a machine's configurations.
 
-A mask is made by walking the vocabulary's trie with the machine. A walk inside a value stops where the frame below the
-value is popped (an exit), so its result is the same for every such frame. What follows the exit is walked for each
-frame and remembered together with the frames that the walk has read. Where a string goes on, all tokens that are
-nothing but text, which are most of the vocabulary, are allowed at once.
+A mask is made by walking the vocabulary's trie with the machine. States that recur under many stacks, such as those
+within strings, are walked once without their stack: such a walk stops where the frame below the value is popped (an
+exit), so its result is the same for every such frame. What follows the exits is walked for each stack. States within a
+property's name are walked only where they differ from those within any other name. Where a string goes on, all tokens
+that are nothing but text, which are most of the vocabulary, are allowed at once.
 """
 
 from typing import NamedTuple
@@ -21,7 +22,6 @@ from .walk import MAX_NEED, UNBOUNDED
 
 MAX_LEXEME_BYTES = 128 << 20
 SHORT_TOKEN = 16  # bytes; longer tokens are few, and are walked where a string has a length bound
-_Key = tuple[int, ...]
 
 
 class _Inner(NamedTuple):
@@ -51,24 +51,24 @@ class _Inner(NamedTuple):
 class Masks:
     """The masks of one machine. Each is made while the machine's lock is held.
 
-    ``max_bytes`` bounds the shared masks, roughly; masks of lexemes count to ``is_full`` instead.
+    ``max_bytes`` bounds the masks, roughly; masks of lexemes count to ``is_full`` instead.
     """
 
     def __init__(self, machine: Machine, *, max_bytes: int = 96 << 20) -> None:
         self.machine = machine
         vocabulary = self.vocabulary = machine.vocabulary
         capacity = max(64, max_bytes // (16 * vocabulary.num_words))
-        self.known: Recent[int, np.ndarray] = Recent(4 * capacity)  # configuration -> a shared mask
-        self.shared: Recent[tuple[_Key, tuple[int, ...]], np.ndarray] = Recent(capacity)
+        self.known: Recent[int, np.ndarray] = Recent(16 * capacity)  # configuration -> a kept mask
         self.inner: Recent[tuple[int, int, int], _Inner] = Recent(capacity)
         self._counted: Recent[tuple[int, int, int], _Inner] = Recent(max(16, capacity // 16))  # with ``needs``
-        self._depths: dict[_Key, tuple[int, ...]] = {}
+        self._within: Recent[tuple[int, int, int, int], np.ndarray] = Recent(capacity)  # of counted strings
         self._failed: dict[int, GrammarError] = {}  # configurations whose mask took too much work
         self._only: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
         self._inside: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._counting_barrier = self._barrier(-1, 0, UNBOUNDED - 1)  # under it, every character is counted
-        self.walker = TrieWalker(machine)
+        self.walker = TrieWalker(machine, num_kept=capacity)
+        self.kept = self.walker.kept
         self.lazy = LazyMasks(machine, self.walker, capacity)
         self._repeats = Repeats(machine)
 
@@ -80,19 +80,19 @@ class Masks:
     def of(self, config: int) -> np.ndarray:
         """uint32 [ceil(V / 32)], read-only: the tokens that may follow, the end token's bit where the text may end.
 
-        Raises GrammarError where that takes too much work; then it does so at once when asked again.
+        Configurations with equal masks share one array. Raises GrammarError where a mask takes too much work; then it
+        does so at once when asked again.
         """
-        found = self.known.get(config)
+        found = self.known.young.get(config)
         if found is None:
             failed = self._failed.get(config)
             if failed is not None:
                 raise failed.twin()
             with self.machine.lock:
+                found = self.known.old.get(config)
                 try:
                     with self.machine.fuel.at_most(MASK_WORK):
-                        found = self._find(config)
-                        if self.machine.item_readers:
-                            found = self._repeats.removed(config, found)
+                        found = self._make(config) if found is None else self._keep(found)
                 except (GrammarError, RecursionError) as error:
                     self._failed[config] = grammar_error(error)
                     raise self._failed[config].twin() from error
@@ -124,68 +124,72 @@ class Masks:
 
     # -- one mask -------------------------------------------------------------------------------------------------
 
-    def _find(self, config: int) -> np.ndarray:
-        machine = self.machine
-        state, aux, stack, _ = machine.configs[config]
-        if state in machine.lazy:
-            alone = self.lazy.of(*machine.lazy[state].threads())
-            return self._with_end(alone) if machine.may_end(config) else alone
-        inner = self._inner_of(state, aux, stack)
-        key: _Key = inner.key
-        if inner.needs is not None:
-            key = (*key, *self._bounds_left(inner, aux, stack))
-        depths = self._depths.get(key, ())
-        for depth in depths:
-            row = self.shared.get((key, self._top_frames(stack, depth)))
-            if row is not None:
-                return row
-        row, depth = self._compute(inner, key, stack)
-        if machine.may_end(config):
-            row = self._with_end(row)
-            depth = machine.stack_depths[stack]
-        row.flags.writeable = False
-        self.shared.put((key, self._top_frames(stack, depth)), row)
-        if depth not in depths:
-            self._depths[key] = (*depths, depth)
-        return row
+    def _make(self, config: int) -> np.ndarray:
+        state, aux, stack, _ = self.machine.configs[config]
+        found = self._plain(state, aux, stack)
+        if self.machine.item_readers:
+            found = self._keep(self._repeats.removed(config, found))
+        return found
 
-    def _with_end(self, row: np.ndarray) -> np.ndarray:
-        eos = self.vocabulary.eos
-        row = row if row.flags.writeable else row.copy()
-        row[eos >> 5] |= np.uint32(1 << (eos & 31))
-        return row
+    def _plain(self, state: int, aux: int, stack: int) -> np.ndarray:
+        """The mask as if items might repeat."""
+        machine, walker = self.machine, self.walker
+        if state in machine.recurring:
+            kept = self._behind(state, aux, stack)
+        elif state in machine.lazy:
+            return self._lazy(state, aux, stack)
+        else:
+            beside = machine.inside_string.get(state, -1)
+            if beside >= 0 and machine.arrays[walk.FRAME_FILTER][machine.stack_frames[stack]] < 0:
+                if machine.item_readers:
+                    base = self._plain(beside, 0, stack)
+                else:
+                    base = self.of(machine.config(beside, 0, stack))
+                machine.row(state)
+                kept = walker.beside(base, state, beside, stack)
+            else:
+                kept = walker.at(state, aux, stack)
+        return self.kept.row(kept) if kept >= 0 else self._keep_in_new_memory(walker.under_way())
+
+    def _keep(self, row: np.ndarray) -> np.ndarray:
+        kept = self.walker.keep(row)
+        return self.kept.row(kept) if kept >= 0 else self._keep_in_new_memory(row)
+
+    def _keep_in_new_memory(self, row: np.ndarray) -> np.ndarray:
+        """Forget the masks that were not asked for since this happened last."""
+        self.known.old, self.known.young = self.known.young, {}
+        self.kept.clear()
+        return self._keep(row)
+
+    def _lazy(self, state: int, aux: int, stack: int) -> np.ndarray:
+        machine, eos = self.machine, self.vocabulary.eos
+        row = self.lazy.of(*machine.lazy[state].threads())
+        if machine.may_end(machine.config(state, aux, stack)):
+            row = row.copy()
+            row[eos >> 5] |= np.uint32(1 << (eos & 31))
+        return self._keep(row)
+
+    def _behind(self, state: int, aux: int, stack: int) -> int:
+        """The number of the mask of a state that recurs."""
+        inner = self._inner_of(state, aux, stack)
+        mask, low, high = inner.mask, -UNBOUNDED, UNBOUNDED
+        if inner.needs is not None:
+            low, high = self._bounds_left(inner, aux, stack)
+            if high < inner.most:
+                key = (*inner.key, max(high, 0))
+                found = self._within.get(key)
+                if found is None:
+                    found = np.packbits(inner.needs <= max(high, 0), bitorder="little").view(np.uint32)
+                    self._within.put(key, found)
+                mask = found
+        return self.walker.behind(inner.trie, mask, inner.exits, low, high, state, aux, stack)
 
     def _bounds_left(self, inner: _Inner, count: int, stack: int) -> tuple[int, int]:
         """How many characters the string must still have, and may have: as far as its tokens can tell."""
         arrays = self.machine.arrays
         frame = self.machine.stack_frames[stack]
         low, high = int(arrays[walk.FRAME_LOW][frame]), int(arrays[walk.FRAME_HIGH][frame])
-        longest = int(inner.exits[:, 3].max()) if len(inner.exits) else -1
-        return min(max(low - count, 0), longest + 1), max(min(high - count - inner.owed, inner.most), -1)
-
-    def _top_frames(self, stack: int, depth: int) -> tuple[int, ...]:
-        if depth == 0:
-            return ()
-        frames, parents = self.machine.stack_frames, self.machine.stack_parents
-        if depth == 1:
-            return (frames[stack],)
-        out = []
-        for _ in range(depth):
-            out.append(frames[stack])
-            stack = parents[stack]
-        return tuple(out)
-
-    def _compute(self, inner: _Inner, key: _Key, stack: int) -> tuple[np.ndarray, int]:
-        """The mask without the end token, and the number of top frames that it depends on."""
-        mask, low, high = inner.mask, -UNBOUNDED, UNBOUNDED
-        if inner.needs is not None:
-            low, high = key[-2:]
-            if high < inner.most:
-                mask = np.packbits(inner.needs <= max(high, 0), bitorder="little").view(np.uint32)
-        if not len(inner.exits):
-            return mask, 0
-        mask = mask.copy()
-        return mask, self.walker.from_exits(inner.trie, mask, inner.exits, low, high, stack)
+        return max(low - count, 0), max(min(high - count - inner.owed, inner.most), -1)
 
     def barrier_of(self, frame: int) -> int:
         """The frame that stops walks in place of all frames with the same filter and bounds."""

@@ -27,7 +27,6 @@ class Repeats:
         self._crossing: Crossing | None = None  # made when first needed
         self._children: dict[int, dict[int, int]] = {}
         self._after_space: dict[int, list[int]] = {}
-        self._outside: Recent[int, tuple[np.ndarray, np.ndarray]] = Recent(4096)
         self._dead: Recent[int, bool] = Recent(20_000)  # by configuration
         machine.only_repeats = self.is_dead
 
@@ -39,11 +38,7 @@ class Repeats:
             self._crossing = crossing_tokens(machine.vocabulary)
         levels = machine.items.levels(reading)
         if not levels:
-            found = self._outside.get(id(row))
-            if found is None:
-                found = row, _without(row, self._wrong(config, _tokens_in(row, [self._opening(state)])))
-                self._outside.put(id(row), found)
-            return found[1]
+            return _without(row, self._wrong(config, _tokens_in(row, [self._opening(state)])))
         is_inside = machine.stack_depths[stack] > machine.stack_depths[levels[-1].base]
         suspects: list[Sequence[int] | np.ndarray] = [self._crossing_of(levels, state, stack, is_inside)]
         refused: list[Sequence[int] | np.ndarray] = []

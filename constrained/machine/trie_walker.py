@@ -5,6 +5,7 @@ import numpy as np
 from ..spec import GrammarTooComplex
 from ..vocabulary import Trie
 from . import walk
+from .kept_masks import KeptMasks
 from .machine import Machine
 from .text_slices import text_slices
 from .walk import DEAD_STATE
@@ -13,15 +14,17 @@ from .walk import DEAD_STATE
 class TrieWalker:
     """One machine's walks, and the buffers that the compiled code reads and writes. Callers hold the machine's lock.
 
-    ``room``: the entries of the largest buffers at first; they grow where a walk needs more.
+    ``room``: the entries of the largest buffers at first; they grow where a walk needs more. ``kept``: the masks that
+    were made, at most ``num_kept``.
     """
 
-    def __init__(self, machine: Machine, *, room: int | None = None) -> None:
+    def __init__(self, machine: Machine, *, room: int | None = None, num_kept: int = 64) -> None:
         self.machine = machine
         vocabulary = self.vocabulary = machine.vocabulary
         # Each turn of a walk reads its regions from one of these and writes the regions of the next turn to the other.
-        self._pending = [np.zeros((room or 1024, 5), np.int64), np.zeros((room or 1024, 5), np.int64)]
-        self._turn = 0
+        self._pending = np.zeros((0, 5), np.int64)
+        self._out = np.zeros((0, 5), np.int64)
+        self._room_for_regions(room or 1024)
         self._wanted = np.zeros((2048, 3), np.int64)
         machine.set_array(walk.WANTED, self._wanted)
         machine.control[walk.WANTED_SIZE] = len(self._wanted)
@@ -33,9 +36,22 @@ class TrieWalker:
         self.has_slices = bool(vocabulary.has_byte[0x80:0xC0].all())
         self._kept: list[tuple[np.ndarray, ...]] = []  # the arrays whose addresses were handed out
         self.whole = self.addresses(vocabulary.trie)
-        nothing = np.zeros(vocabulary.num_words, np.uint32)  # these three walks load compiled functions
-        self.from_exits(self.whole, nothing, self.from_state(self.whole, nothing, DEAD_STATE, 0, 0), 0, 0, 0)
+        self.kept = KeptMasks(machine, num_kept)
+        self._mask = np.zeros(vocabulary.num_words, np.uint32)  # the mask under way
+        machine.set_array(walk.MASK, self._mask)
+        machine.control[walk.NUM_WORDS] = vocabulary.num_words
+        machine.control[walk.END_TOKEN] = vocabulary.eos
+        self._load()
+
+    def _load(self) -> None:
+        """Load the compiled functions, so that no mask waits for them."""
+        nothing = np.zeros_like(self._mask)
+        exits = self.from_state(self.whole, nothing, DEAD_STATE, 0, 0)
         self._walk(self.whole, nothing, 0)
+        self.at(DEAD_STATE, 0, 0)
+        self.behind(self.whole, nothing, exits, 0, 0, DEAD_STATE, 0, 0)
+        self.beside(nothing, DEAD_STATE, DEAD_STATE, 0)
+        self.keep(nothing)
 
     def addresses(self, trie: Trie) -> np.ndarray:
         """The trie as ``walk_trie`` takes it: the addresses of its arrays."""
@@ -63,11 +79,10 @@ class TrieWalker:
         """Set the bits of the trie's tokens that a configuration allows; the exits [n, 5] that the walk met, in the
         order of their nodes. ``needs``: see ``walk_trie``."""
         machine, control = self.machine, self.machine.control
-        pending, out = self._pending[self._turn], self._pending[self._turn ^ 1]
         control[walk.NEEDS] = 0 if needs is None else needs.ctypes.data
         try:
             count, num_wanted = walk.walk_state(
-                control, trie, mask, state, aux, stack, len(machine.stack_frames), pending, out
+                control, trie, mask, state, aux, stack, len(machine.stack_frames), self._pending, self._out
             )
             if count:
                 self._resume(trie, mask, 1, count, num_wanted)
@@ -76,22 +91,84 @@ class TrieWalker:
         exits = self._exits[: int(control[walk.NUM_EXITS])]
         return exits[np.argsort(exits[:, 0])] if count else exits.copy()
 
-    def from_exits(self, trie: np.ndarray, mask: np.ndarray, exits: np.ndarray, low: int, high: int, stack: int) -> int:
-        """Continue a walk behind its exits, where ``stack`` is; ``low`` and ``high``: see ``walk_behind``. The number
-        of the stack's top frames that it has looked at."""
-        machine, control = self.machine, self.machine.control
-        self._room_for_pending(len(exits))
-        pending, out = self._pending[self._turn], self._pending[self._turn ^ 1]
+    # -- whole masks, with the end token: the numbers of kept masks, ``NOT_KEPT`` where ``room_to_keep`` is needed -----
+
+    def at(self, state: int, aux: int, stack: int) -> int:
+        """The mask of a configuration."""
+        machine = self.machine
+        count, num_wanted, kept = walk.mask_at(
+            machine.control, self.whole, state, aux, stack, len(machine.stack_frames)
+        )
+        return kept if kept >= 0 else self._finish(self.whole, 1, count, num_wanted, kept, state, aux, stack)
+
+    def beside(self, base: np.ndarray, state: int, beside: int, stack: int) -> int:
+        """The mask of a configuration, where ``base`` is that of the state ``beside`` on the same stack; see
+        ``walk.mask_beside``."""
+        machine = self.machine
+        self._mask[:] = base
         while True:
-            count, num_wanted, num_pending = walk.walk_behind(
-                control, trie, mask, exits, low, high, stack, len(machine.stack_frames), pending, out
+            count, num_wanted, kept, num_regions = walk.mask_beside(
+                machine.control, self.whole, state, beside, stack, len(machine.stack_frames)
+            )
+            if count != walk.SHORT_OF_REGIONS:
+                break
+            self._room_for_regions(4 * len(self._pending))
+        return kept if kept >= 0 else self._finish(self.whole, num_regions, count, num_wanted, kept, state, 0, stack)
+
+    def behind(
+        self,
+        trie: np.ndarray,
+        base: np.ndarray,
+        exits: np.ndarray,
+        low: int,
+        high: int,
+        state: int,
+        aux: int,
+        stack: int,
+    ) -> int:
+        """The mask of a configuration, where a walk above a barrier in the place of ``stack`` has allowed ``base`` and
+        met the exits [n, 5]; ``low`` and ``high``: see ``walk_behind``."""
+        machine = self.machine
+        self._room_for_regions(len(exits))
+        self._mask[:] = base
+        while True:
+            count, num_wanted, kept, num_regions = walk.mask_behind(
+                machine.control, trie, exits, low, high, state, aux, stack, len(machine.stack_frames)
             )
             if count != walk.SHORT_OF_RETURNS:
                 break
             self._supply(num_wanted)
-        if count:
-            self._resume(trie, mask, num_pending, count, num_wanted)
-        return machine.stack_depths[stack] + 1 - int(control[walk.LOWEST])
+        return kept if kept >= 0 else self._finish(trie, num_regions, count, num_wanted, kept, state, aux, stack)
+
+    def keep(self, row: np.ndarray) -> int:
+        """The number of the kept mask that is equal to ``row``."""
+        self._mask[:] = row
+        return walk.keep_as_it_is(self.machine.control)
+
+    def _finish(
+        self,
+        trie: np.ndarray,
+        num_pending: int,
+        count: int,
+        num_wanted: int,
+        kept: int,
+        state: int,
+        aux: int,
+        stack: int,
+    ) -> int:
+        """Make what a walk of a mask lacked, and walk on where it did, until nothing is missing."""
+        control = self.machine.control
+        while count:
+            num_pending = self._supply_walk(num_pending, count, num_wanted)
+            count, num_wanted, kept = walk.mask_again(control, trie, num_pending, state, aux, stack)
+        while kept == walk.LACKS_AFTER:
+            self.machine.supply(walk.MISS_AFTER)
+            kept = walk.keep_mask(control, state, aux, stack)
+        return kept
+
+    def under_way(self) -> np.ndarray:
+        """The mask that was walked last."""
+        return self._mask.copy()
 
     def ends_from(self, mask: np.ndarray, state: int) -> np.ndarray:
         """Set the bits of all tokens that a state allows on the empty stack; the inner nodes where the state reached
@@ -105,8 +182,8 @@ class TrieWalker:
         """As ``ends_from``, from the nodes ``nodes[starts[b]:starts[b + 1]]`` of each byte b, which ``state`` reads."""
         self.machine.begin()
         self.machine.control[walk.NUM_NOTED] = 0
-        self._room_for_pending(len(nodes))
-        count = walk.regions_at(self.machine.control, starts, nodes, state, self._pending[self._turn])
+        self._room_for_regions(len(nodes))
+        count = walk.regions_at(self.machine.control, starts, nodes, state, self._pending)
         self._walk(self.whole, mask, count)
         return self._notes()
 
@@ -117,7 +194,7 @@ class TrieWalker:
         return self._noted[:count]
 
     def _from_root(self, trie: np.ndarray, mask: np.ndarray, state: int, aux: int, stack: int) -> None:
-        self._pending[self._turn][0] = (-1, state, aux, stack, 0)
+        self._pending[0] = (-1, state, aux, stack, 0)
         self._walk(trie, mask, 1)
 
     def _walk(self, trie: np.ndarray, mask: np.ndarray, num_pending: int) -> None:
@@ -128,28 +205,33 @@ class TrieWalker:
             self._resume(trie, mask, num_pending, count, num_wanted)
 
     def _walk_pending(self, trie: np.ndarray, mask: np.ndarray, num_pending: int) -> tuple[int, int]:
-        pending, out = self._pending[self._turn], self._pending[self._turn ^ 1]
-        return walk.walk_trie(self.machine.control, trie, mask, pending, num_pending, out)
+        return walk.walk_trie(self.machine.control, trie, mask, self._pending, num_pending, self._out)
 
     def _resume(self, trie: np.ndarray, mask: np.ndarray, num_pending: int, count: int, num_wanted: int) -> None:
         """Make the entries that a walk of ``num_pending`` regions lacked, and walk on where it did, until none is
         missing. ``count`` and ``num_wanted`` are what the walk returned."""
-        control = self.machine.control
         while count:
-            scratch, lowest = control[walk.SCRATCH], control[walk.LOWEST]
-            self._supply(num_wanted)
-            control[walk.SCRATCH], control[walk.LOWEST] = scratch, lowest
-            if count >= 0:
-                self._turn ^= 1
-                num_pending = count
-            # A buffer was too small: enlarge it and walk the same regions again. Setting a bit twice does no harm.
-            elif count == walk.SHORT_OF_NOTES:
-                self._room_for_notes(2 * len(self._noted))
-            elif count == walk.SHORT_OF_EXITS:
-                self._room_for_exits(4 * len(self._exits))
-            else:
-                self._pending[self._turn ^ 1] = np.zeros((4 * len(self._pending[self._turn ^ 1]), 5), np.int64)
+            num_pending = self._supply_walk(num_pending, count, num_wanted)
             count, num_wanted = self._walk_pending(trie, mask, num_pending)
+
+    def _supply_walk(self, num_pending: int, count: int, num_wanted: int) -> int:
+        """Make what a walk of ``num_pending`` regions lacked: entries, or room. The number of regions to walk now."""
+        control = self.machine.control
+        scratch = control[walk.SCRATCH]
+        self._supply(num_wanted)
+        control[walk.SCRATCH] = scratch
+        if count >= 0:
+            self._pending, self._out = self._out, self._pending
+            control[walk.PENDING], control[walk.OUT] = control[walk.OUT], control[walk.PENDING]
+            return count
+        # A buffer was too small: enlarge it and walk the same regions again. Setting a bit twice does no harm.
+        if count == walk.SHORT_OF_NOTES:
+            self._room_for_notes(2 * len(self._noted))
+        elif count == walk.SHORT_OF_EXITS:
+            self._room_for_exits(4 * len(self._exits))
+        else:
+            self._room_for_regions(4 * len(self._out))
+        return num_pending
 
     def _supply(self, num_wanted: int) -> None:
         """Make the rows and returns that a walk lacked."""
@@ -170,10 +252,15 @@ class TrieWalker:
                     delta[a, b] = walk.UNKNOWN
             raise
 
-    def _room_for_pending(self, count: int) -> None:
-        for i in (0, 1):
-            if count > len(self._pending[i]):
-                self._pending[i] = np.zeros((2 * count, 5), np.int64)
+    def _room_for_regions(self, size: int) -> None:
+        """Make room for so many regions; those that are pending are kept."""
+        if size > len(self._pending):
+            pending = np.zeros((size, 5), np.int64)
+            pending[: len(self._pending)] = self._pending
+            self._pending, self._out = pending, np.zeros((size, 5), np.int64)
+            control = self.machine.control
+            control[walk.PENDING], control[walk.OUT] = self._pending.ctypes.data, self._out.ctypes.data
+            control[walk.ROOM] = size
 
     def _room_for_exits(self, size: int) -> None:
         self._exits = self._enlarged(self._exits, size, walk.EXITS, walk.EXITS_SIZE)

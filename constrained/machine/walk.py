@@ -28,11 +28,12 @@ UNKNOWN, REFUSED, ASKED = 0, -1, -2  # row entries: missing; the byte is refused
 (
     DELTA, ENDS, FINAL, SPACE, LOCAL, COUNTED, ACT_FRAME, ACT_STATE, FRAME_FILTER, FRAME_LOW, FRAME_HIGH, FILTERS,
     HASH_KEYS, HASH_VALUES, HASH_MASK, STACK_FRAME, STACK_PARENT, STACK_DEPTH, STACK_LIMIT, SPACE_DELTA, SPACE_CLASS,
-    TOKEN_BYTES, TOKEN_OFFSETS, LAZY, LOOPS, SCRATCH, LOWEST, MISS_A, MISS_B,
+    TOKEN_BYTES, TOKEN_OFFSETS, LAZY, LOOPS, SCRATCH, MISS_A, MISS_B,
     STATE_AT, AUX_AT, STACK_AT, WANTED, WANTED_SIZE, EXITS, EXITS_SIZE, NUM_EXITS,
-    ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED, CHARS_LEFT, NEEDS, MISS_BYTE, PADDING,
-) = range(45)  # fmt: skip
-CONTROL_SIZE = 45
+    ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED, CHARS_LEFT, NEEDS, MISS_BYTE, PADDING, PENDING, OUT, ROOM,
+    MASK, NUM_WORDS, END_TOKEN, KEPT, KEPT_KEYS, KEPT_AT, KEPT_SLOTS, NUM_KEPT, MAX_KEPT,
+) = range(56)  # fmt: skip
+CONTROL_SIZE = 56
 
 # Slots of a trie's array of addresses.
 (
@@ -43,8 +44,8 @@ TRIE_SIZE = 13
 
 SHORT_OF_REGIONS, SHORT_OF_EXITS, SHORT_OF_NOTES = -1, -2, -3  # the buffer that is full
 SHORT_OF_RETURNS = -4  # what frames return is missing
+NOT_KEPT, LACKS_AFTER = -1, -2
 OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
-NO_DEPTH = 1 << 40  # ``LOWEST`` before a walk: deeper than any stack
 UNBOUNDED = 1 << 40  # the upper bound of a string without one
 MAX_NEED = (1 << 16) - 2  # of ``NEEDS``; no string with a larger bound is counted
 EXITED = 1 << 30  # what a barrier frame returns: the walk stops here and is continued for each real frame
@@ -74,6 +75,11 @@ def _u16(address):
 
 
 @nb.njit(inline="always")
+def _u32(address):
+    return nb.carray(_pointer(address, np.uint32(0)), (1,))
+
+
+@nb.njit(inline="always")
 def _i32(address):
     return nb.carray(_pointer(address, np.int32(0)), (1,))
 
@@ -81,6 +87,11 @@ def _i32(address):
 @nb.njit(inline="always")
 def _i64(address):
     return nb.carray(_pointer(address, np.int64(0)), (1,))
+
+
+@nb.njit(inline="always")
+def _regions(address, room):
+    return nb.carray(_pointer(address, np.int64(0)), (room, 5))
 
 
 @nb.njit(inline="always")
@@ -160,15 +171,12 @@ def _transition(control, s, aux, k, byte):
             code = delta[s * 256 + byte]
             if code > 0:
                 count = counted[s]
-                if count > 0:
-                    if np.int64(_i32(control[STACK_DEPTH])[k]) < control[LOWEST]:
-                        control[LOWEST] = _i32(control[STACK_DEPTH])[k]
-                    if byte == 34 and count == 1:
-                        frame = stack_frame[k]
-                        if aux < _i64(control[FRAME_LOW])[frame]:
-                            return DEAD, s, aux, k
-                        if _i32(control[PADDING])[s] > _i64(control[FRAME_HIGH])[frame] - aux:
-                            return DEAD, s, aux, k
+                if count == 1 and byte == 34:
+                    frame = stack_frame[k]
+                    if aux < _i64(control[FRAME_LOW])[frame]:
+                        return DEAD, s, aux, k
+                    if _i32(control[PADDING])[s] > _i64(control[FRAME_HIGH])[frame] - aux:
+                        return DEAD, s, aux, k
                 if code >= PUSH:
                     top = _push(control, code - PUSH, k)
                     if top < 0:
@@ -196,9 +204,6 @@ def _transition(control, s, aux, k, byte):
                 return MISS_ROW, s, aux, k
             if ends[s] == 0:
                 return DEAD, s, aux, k
-        depth = np.int64(_i32(control[STACK_DEPTH])[k])
-        if depth < control[LOWEST]:
-            control[LOWEST] = depth
         key = np.int64(stack_frame[k]) << 32 | np.int64(ends[s] - 1)
         to = _lookup(_i64(control[HASH_KEYS]), _i32(control[HASH_VALUES]), control[HASH_MASK], key)
         if to < 0:
@@ -221,12 +226,8 @@ def _transition(control, s, aux, k, byte):
         else:
             s = np.int64(to)
     filter_at = _i64(control[FRAME_FILTER])[stack_frame[k]]
-    if filter_at >= 0:
-        depth = np.int64(_i32(control[STACK_DEPTH])[k])
-        if depth < control[LOWEST]:
-            control[LOWEST] = depth
-        if _u8(control[FILTERS])[filter_at + _i32(control[LOCAL])[s]] == 0:
-            return DEAD, s, aux, k
+    if filter_at >= 0 and _u8(control[FILTERS])[filter_at + _i32(control[LOCAL])[s]] == 0:
+        return DEAD, s, aux, k
     return OK, s, aux, k
 
 
@@ -252,7 +253,6 @@ def step_bytes(control, data, start, s, aux, k, num_stacks):
 @nb.njit(inline="always")
 def _step_range(control, data, at, end, s, aux, k, num_stacks):
     control[SCRATCH] = num_stacks
-    control[LOWEST] = NO_DEPTH
     status = OK
     while at < end:
         status, s2, aux2, k2 = _transition(control, s, aux, k, np.int64(data[at]))
@@ -309,8 +309,9 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     frame_filter = _i64(control[FRAME_FILTER])
     frame_low = _i64(control[FRAME_LOW])
     frame_high = _i64(control[FRAME_HIGH])
-    stack_depth = _i32(control[STACK_DEPTH])
-    known_stack, is_plain, low, high, depth = np.int64(-1), False, np.int64(0), np.int64(0), np.int64(0)
+    filters = _u8(control[FILTERS])
+    local = _i32(control[LOCAL])
+    known_stack, filter_at, low, high = np.int64(-1), np.int64(-1), np.int64(0), np.int64(0)
     accepting = _u8(control[ACCEPTING])
     noted = _i64(control[NOTED])
     num_noted = control[NUM_NOTED]
@@ -365,12 +366,11 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
             code = np.int64(delta[s * 256 + byte])
             if k != known_stack:
                 known_stack = k
-                is_plain = frame_filter[stack_frame[k]] < 0
-                low, high, depth = frame_low[stack_frame[k]], frame_high[stack_frame[k]], np.int64(stack_depth[k])
+                filter_at = frame_filter[stack_frame[k]]
+                low, high = frame_low[stack_frame[k]], frame_high[stack_frame[k]]
             # Most steps stay within one lexeme and need the row alone; _transition handles the rest.
             if counted[s] != 0:
-                if is_plain and 0 < code < PUSH and counted[code] != 0 and space[s] == 0:
-                    control[LOWEST] = min(control[LOWEST], depth)
+                if filter_at < 0 and 0 < code < PUSH and counted[code] != 0 and space[s] == 0:
                     aux = aux_at[d - 1]
                     s = code
                     if counted[s] == 1 and (aux < low or high < UNBOUNDED):
@@ -382,8 +382,8 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                     status, s, aux, k = _transition(control, s, aux_at[d - 1], k, byte)
             elif space[s] != 0:
                 status, s, aux, k = _transition(control, s, aux_at[d - 1], k, byte)
-            elif is_plain and 0 < code < PUSH and final[code] == 0:
-                status = OK
+            elif 0 < code < PUSH and final[code] == 0:
+                status = OK if filter_at < 0 or filters[filter_at + local[code]] != 0 else DEAD
                 s = code
             elif code == REFUSED and state_ends[s] == 0:
                 status = DEAD
@@ -457,7 +457,6 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
 def walk_state(control, trie, mask, state, aux, stack, num_stacks, pending, out):
     """``walk_trie`` from a configuration on; stacks from ``num_stacks`` on are free."""
     control[SCRATCH] = num_stacks
-    control[LOWEST] = NO_DEPTH
     control[NUM_EXITS] = 0
     pending[0, 0], pending[0, 1], pending[0, 2], pending[0, 3], pending[0, 4] = -1, state, aux, stack, 0
     return walk_trie(control, trie, mask, pending, 1, out)
@@ -468,12 +467,11 @@ def walk_behind(control, trie, mask, exits, low, high, stack, num_stacks, pendin
     """``walk_trie`` behind the exits [n, 5] of a walk, where ``stack`` stands in the place of the barrier.
 
     Of a counted string, only the exits are taken that have at least ``low`` characters, and at most ``high`` with their
-    padding. ``pending`` and ``out`` have room for n entries. ``LOWEST`` is the depth of ``stack`` + 1 if none is taken.
+    padding. ``pending`` and ``out`` have room for n entries.
     Returns the numbers of regions, missing entries and exits taken; ``SHORT_OF_RETURNS`` where nothing was walked,
     because frames lack returns.
     """
     control[SCRATCH] = num_stacks
-    control[LOWEST] = np.int64(_i32(control[STACK_DEPTH])[stack]) + 1
     control[NUM_EXITS] = 0
     wanted = _i64(control[WANTED])
     num_wanted = num_results = num_regions = 0
@@ -509,8 +507,6 @@ def _leave(control, k, result):
     """The status, and the state and the stack after the top frame is popped with a result; state 0 if nothing may
     follow."""
     while True:
-        depth = np.int64(_i32(control[STACK_DEPTH])[k])
-        control[LOWEST] = min(control[LOWEST], depth)
         frame = np.int64(_i32(control[STACK_FRAME])[k])
         to = _lookup(_i64(control[HASH_KEYS]), _i32(control[HASH_VALUES]), control[HASH_MASK], frame << 32 | result)
         if to < 0:
@@ -528,6 +524,190 @@ def _leave(control, k, result):
         if s == DEAD_STATE or _u8(control[FINAL])[s] == 0:
             return OK, s, k
         result = np.int64(_i32(control[ENDS])[s] - 1)
+
+
+@nb.njit(cache=True, nogil=True)
+def mask_at(control, trie, state, aux, stack, num_stacks):
+    """Make the mask under way that of a configuration: what ``walk_trie`` allows, and the end token.
+
+    Returns the numbers of regions and of missing entries, as ``walk_trie``, and the number of the kept mask; that is
+    NOT_KEPT where entries are missing, or no room is left.
+    """
+    mask = _u32(control[MASK])
+    for i in range(control[NUM_WORDS]):
+        mask[i] = 0
+    control[SCRATCH] = num_stacks
+    control[NUM_EXITS] = 0
+    pending, out = _regions(control[PENDING], control[ROOM]), _regions(control[OUT], control[ROOM])
+    pending[0, 0], pending[0, 1], pending[0, 2], pending[0, 3], pending[0, 4] = -1, state, aux, stack, 0
+    count, num_wanted = walk_trie(control, trie, mask, pending, 1, out)
+    return count, num_wanted, keep_mask(control, state, aux, stack) if count == 0 else NOT_KEPT
+
+
+@nb.njit(cache=True, nogil=True)
+def mask_behind(control, trie, exits, low, high, state, aux, stack, num_stacks):
+    """As ``mask_at``, where the mask under way is what a walk above a barrier allowed, and ``exits`` are its exits.
+
+    The last of the numbers returned is that of the regions, as of ``walk_behind``.
+    """
+    mask = _u32(control[MASK])
+    count, num_wanted, num_regions = np.int64(0), np.int64(0), np.int64(0)
+    if len(exits) > 0:
+        pending, out = _regions(control[PENDING], control[ROOM]), _regions(control[OUT], control[ROOM])
+        count, num_wanted, num_regions = walk_behind(
+            control, trie, mask, exits, low, high, stack, num_stacks, pending, out
+        )
+    return count, num_wanted, keep_mask(control, state, aux, stack) if count == 0 else NOT_KEPT, num_regions
+
+
+@nb.njit(cache=True, nogil=True)
+def mask_beside(control, trie, state, beside, stack, num_stacks):
+    """As ``mask_at``, where the mask under way is that of the state ``beside`` on the same stack: only the nodes are
+    walked at which the two states differ. The last of the numbers returned is that of the regions walked.
+
+    The states are within a name, and the frame has no filter. Where both lead to states that go on, these are compared
+    byte by byte.
+    """
+    node_byte = _u8(trie[T_BYTE])
+    depths = _i32(trie[T_DEPTH])
+    ends = _i32(trie[T_END])
+    first = _i32(trie[T_FIRST])
+    count = _i32(trie[T_COUNT])
+    order = _i32(trie[T_ORDER])
+    delta = _i32(control[DELTA])
+    final = _u8(control[FINAL])
+    state_ends = _i32(control[ENDS])
+    counted = _u8(control[COUNTED])
+    state_at = _i64(control[STATE_AT])
+    beside_at = _i64(control[AUX_AT])
+    num_nodes = np.int64(trie[T_NODES])
+    mask = _u32(control[MASK])
+    mask[control[END_TOKEN] >> 5] &= ~(np.uint32(1) << np.uint32(control[END_TOKEN] & 31))
+    control[SCRATCH] = num_stacks
+    control[NUM_EXITS] = 0
+    room = control[ROOM]
+    pending, out = _regions(control[PENDING], room), _regions(control[OUT], room)
+    state_at[0], beside_at[0] = state, beside
+    num_regions = np.int64(0)
+    at = np.int64(0)
+    while at < num_nodes:
+        d = np.int64(depths[at])
+        s, t = state_at[d - 1], beside_at[d - 1]
+        code, other = np.int64(delta[s * 256 + node_byte[at]]), np.int64(delta[t * 256 + node_byte[at]])
+        if code == other and (code > 0 or (code == REFUSED and state_ends[s] == 0 and state_ends[t] == 0)):
+            at = np.int64(ends[at])
+            continue
+        if 0 < code < PUSH and 0 < other < PUSH and final[code] + final[other] + counted[code] + counted[other] == 0:
+            _allow(mask, order, first[at], count[at])
+            state_at[d], beside_at[d] = code, other
+            at += 1
+            continue
+        if num_regions == room:
+            return SHORT_OF_REGIONS, np.int64(0), np.int64(NOT_KEPT), num_regions
+        last = np.int64(first[ends[at]]) if ends[at] < num_nodes else np.int64(trie[T_TOKENS])
+        for i in range(first[at], last):
+            token = order[i]
+            mask[token >> 5] &= ~(np.uint32(1) << np.uint32(token & 31))
+        pending[num_regions, 0], pending[num_regions, 1], pending[num_regions, 2] = at, s, 0
+        pending[num_regions, 3], pending[num_regions, 4] = stack, 0
+        num_regions += 1
+        at = np.int64(ends[at])
+    short, num_wanted = walk_trie(control, trie, mask, pending, num_regions, out)
+    kept = keep_mask(control, state, 0, stack) if short == 0 else NOT_KEPT
+    return short, num_wanted, kept, num_regions
+
+
+@nb.njit(cache=True, nogil=True)
+def mask_again(control, trie, num_pending, state, aux, stack):
+    """Walk on in the pending regions of a mask under way; returns as ``mask_at``."""
+    pending, out = _regions(control[PENDING], control[ROOM]), _regions(control[OUT], control[ROOM])
+    count, num_wanted = walk_trie(control, trie, _u32(control[MASK]), pending, num_pending, out)
+    return count, num_wanted, keep_mask(control, state, aux, stack) if count == 0 else NOT_KEPT
+
+
+@nb.njit(cache=True)
+def keep_mask(control, state, aux, stack):
+    """Add the end token to the mask under way where the text may end. The number of the kept mask that is equal to it.
+
+    NOT_KEPT where there is no room for another one; LACKS_AFTER where what a frame returns is missing.
+    """
+    mask = _u32(control[MASK])
+    may_end = _may_end(control, state, aux, stack)
+    if may_end < 0:
+        return np.int64(LACKS_AFTER)
+    token = control[END_TOKEN]
+    if may_end:
+        mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
+    return _kept(control, mask)
+
+
+@nb.njit(cache=True)
+def keep_as_it_is(control):
+    """The number of the kept mask that is equal to the mask under way; NOT_KEPT where there is no room for another."""
+    return _kept(control, _u32(control[MASK]))
+
+
+@nb.njit(inline="always")
+def _kept(control, mask):
+    num_words = control[NUM_WORDS]
+    prime = np.uint64(0x9E3779B97F4A7C15)
+    a, b, c, d = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+    i = 0
+    while i + 4 <= num_words:
+        a = (a ^ np.uint64(mask[i])) * prime
+        b = (b ^ np.uint64(mask[i + 1])) * prime
+        c = (c ^ np.uint64(mask[i + 2])) * prime
+        d = (d ^ np.uint64(mask[i + 3])) * prime
+        i += 4
+    while i < num_words:
+        a = (a ^ np.uint64(mask[i])) * prime
+        i += 1
+    key = a
+    for part in (b, c, d):
+        key = ((key ^ (key >> np.uint64(29))) + part) * prime
+    key ^= key >> np.uint64(32)
+    keys = _i64(control[KEPT_KEYS])
+    places = _i32(control[KEPT_AT])
+    slot = np.int64(key) & control[KEPT_SLOTS]
+    kept = _u32(control[KEPT])
+    while places[slot] >= 0:
+        if keys[slot] == np.int64(key):
+            begin = places[slot] * num_words
+            differs = np.uint32(0)
+            for i in range(num_words):
+                differs |= kept[begin + i] ^ mask[i]
+            if differs == 0:
+                return np.int64(places[slot])
+        slot = (slot + 1) & control[KEPT_SLOTS]
+    number = control[NUM_KEPT]
+    if number == control[MAX_KEPT]:
+        return np.int64(NOT_KEPT)
+    for i in range(num_words):
+        kept[number * num_words + i] = mask[i]
+    keys[slot], places[slot] = np.int64(key), number
+    control[NUM_KEPT] = number + 1
+    return number
+
+
+@nb.njit(inline="always")
+def _may_end(control, s, aux, k):
+    """Whether the text may end in a configuration; -1 if what a frame returns is missing."""
+    while True:
+        if _u8(control[ACCEPTING])[s] != 0:
+            return 1
+        result = np.int64(_i32(control[ENDS])[s]) - 1
+        if result < 0 or k == 0 or (aux > 0 and _u16(control[SPACE])[s] != 0):
+            return 0
+        frame = np.int64(_i32(control[STACK_FRAME])[k])
+        to = _lookup(_i64(control[HASH_KEYS]), _i32(control[HASH_VALUES]), control[HASH_MASK], frame << 32 | result)
+        if to < 0:
+            control[MISS_A] = frame
+            control[MISS_B] = result
+            return -1
+        if to >= PUSH:
+            return 0  # another frame takes this one's place: the text goes on
+        s = np.int64(to)
+        k = np.int64(_i32(control[STACK_PARENT])[k])
 
 
 @nb.njit(cache=True)

@@ -57,6 +57,7 @@ from .attention_tile import (
     LOWEST,
     Context,
     Queries,
+    SeenKeys,
     Softmax,
     add_product,
     add_words_product,
@@ -111,6 +112,54 @@ def paged_attention(
     sliding_window: int = 0,
     soft_cap: float = 0.0,
 ) -> Tensor:
+    assert len(kv_lens) == len(row_ids), (kv_lens.shape, row_ids.shape)
+    out = torch.empty(q.shape, dtype=q.dtype)
+    rows = (slot_table, row_ids, query_starts)
+    seen = (kv_lens.int(), None, None)
+    _run(q, k_cache, v_cache, rows, seen, out, None, scale=scale, window=sliding_window, soft_cap=soft_cap)
+    return out
+
+
+def partial_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    row_ids: Tensor,
+    query_starts: Tensor,
+    ends: Tensor,
+    *,
+    scale: float,
+    firsts: Tensor | None = None,
+    soft_cap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    out = torch.zeros(q.shape, dtype=torch.float32)
+    weights = torch.zeros((*q.shape[:2], 2), dtype=torch.float32)  # the highest score as an exponent of 2, the weight
+    rows = (slot_table, row_ids, query_starts)
+    seen = (None, ends.int(), None if firsts is None else firsts.int())
+    _run(q, k_cache, v_cache, rows, seen, out, weights, scale=scale, window=0, soft_cap=soft_cap)
+    highest, weight = weights.unbind(2)
+    return out, highest + weight.log2()
+
+
+def _run(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    seen: tuple[Tensor | None, Tensor | None, Tensor | None],
+    out: Tensor,
+    weights: Tensor | None,
+    *,
+    scale: float,
+    window: int,
+    soft_cap: float,
+) -> None:
+    """Fills ``out`` and ``weights``, except for queries without keys. ``rows``: slot table, row ids, query starts.
+    ``seen``: the rows' lengths, or the queries' ends and firsts.
+    """
+    slot_table, row_ids, query_starts = rows
+    kv_lens, ends, firsts = seen
     num_tokens, num_heads, head_dim = q.shape
     num_rows, num_kv_heads = row_ids.shape[0], k_cache.shape[1]
     group = num_heads // num_kv_heads
@@ -118,7 +167,8 @@ def paged_attention(
     row_len = kv_row_len(head_dim, k_cache.dtype)
     assert k_cache.shape == v_cache.shape and k_cache.shape[2] == row_len, (q.shape, k_cache.shape, v_cache.shape)
     assert num_heads == group * num_kv_heads, (num_heads, num_kv_heads)
-    assert len(query_starts) == num_rows + 1 and len(kv_lens) == num_rows, (row_ids.shape, query_starts.shape)
+    assert len(query_starts) == num_rows + 1, (row_ids.shape, query_starts.shape)
+    assert ends is None or len(ends) == num_tokens, (ends.shape, q.shape)
     if q.stride(2) != 1 or (num_heads > 1 and q.stride(1) != head_dim):
         q = q.contiguous()
     if is_quantized:
@@ -126,8 +176,10 @@ def paged_attention(
     else:
         k_cache, v_cache = readable(k_cache), readable(v_cache)
     slot_table = slot_table.int()
-    row_ids, query_starts, kv_lens = row_ids.int(), query_starts.int(), kv_lens.int()
-    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype)
+    row_ids, query_starts = row_ids.int(), query_starts.int()
+    lens_at = query_starts.data_ptr() if kv_lens is None else kv_lens.data_ptr()  # not used where there are ends
+    ends_at = 0 if ends is None else ends.data_ptr()
+    firsts_at = 0 if firsts is None else firsts.data_ptr()
     is_in_words = q.dtype == torch.bfloat16 and (is_quantized or k_cache.dtype == torch.bfloat16)
     in_words = has_bfloat16_pairs() and is_in_words and head_dim % (2 * LANES) == 0
 
@@ -139,18 +191,20 @@ def paged_attention(
     )
     plan_call = PlanCall(
         query_starts.data_ptr(),
-        kv_lens.data_ptr(),
+        lens_at,
         num_rows,
         num_kv_heads,
         group,
         block,
         head_dim,
-        sliding_window,
+        window,
         plan.data_ptr(),
         slot_table.data_ptr(),
         slot_table.stride(0),
         row_ids.data_ptr(),
         max(1, _VECTORS // group),
+        ends_at,
+        firsts_at,
     )
     plan_attention(plan_call)
     if open_recording() is None:
@@ -179,13 +233,17 @@ def paged_attention(
         slot_table.stride(0),
         row_ids.data_ptr(),
         query_starts.data_ptr(),
-        kv_lens.data_ptr(),
+        lens_at,
+        ends_at,
+        firsts_at,
         out.data_ptr(),
+        KINDS[out.dtype],
+        0 if weights is None else weights.data_ptr(),
         num_kv_heads,
         group,
         head_dim,
         vectors,
-        sliding_window,
+        window,
         plan.data_ptr(),
         parts.data_ptr(),
         part_len,
@@ -196,7 +254,6 @@ def paged_attention(
         soft_cap,
     )
     _attend(call, threads=threads)
-    return out
 
 
 def shared_prefix_attention(
@@ -211,7 +268,7 @@ class AttendCall(NamedTuple):
 
     q: int  # [T, Hq, D]
     q_step: int
-    q_kind: int  # of q and out
+    q_kind: int
     k_cache: int  # [S, Hkv, row_bytes]
     v_cache: int  # [S, Hkv, row_bytes]
     kv_kind: int
@@ -221,7 +278,11 @@ class AttendCall(NamedTuple):
     row_ids: int  # int32 [R]
     starts: int  # int32 [R + 1]
     kv_lens: int  # int32 [R]
+    ends: int  # int32 [T], see ``PlanCall``
+    firsts: int  # int32 [T]
     out: int  # [T, Hq, D]
+    out_kind: int
+    weights: int  # float32 [T, Hq, 2], written: the highest score as an exponent of 2, and the weight; 0: not wanted
     num_kv_heads: int
     group: int  # query heads of one KV head
     head_dim: int
@@ -251,6 +312,7 @@ class Parts(NamedTuple):
 class Output(NamedTuple):
     out: int
     kind: int
+    weights: int
     group: int
     num_heads: int
     head_dim: int
@@ -263,14 +325,14 @@ def _attend(call: AttendCall) -> None:
     row_bytes, window, plan = call.row_bytes, call.window, call.plan
     is_quantized = call.kv_kind == QUANTIZED
     kind = FLOAT32 if is_quantized else call.kv_kind  # of what is laid out, unless that is in words
-    starts, kv_lens = call.starts, call.kv_lens
+    starts, kv_lens, ends, firsts = call.starts, call.kv_lens, call.ends, call.firsts
     in_words, scale = call.in_words != 0, np.float32(call.scale)
     padded = (head_dim + LANES - 1) // LANES * LANES
     source = Queries(call.q, call.q_step, call.q_kind, group, head_dim, padded, scale, in_words)
     # Queries that are not words are scaled when they are loaded.
     softmax = Softmax(group, window, scale if in_words else np.float32(1.0), np.float32(call.soft_cap), in_words)
     kept = Parts(plan, call.parts, call.part_len, num_kv_heads, group, padded)
-    output = Output(call.out, call.q_kind, group, num_kv_heads * group, head_dim, padded)
+    output = Output(call.out, call.out_kind, call.weights, group, num_kv_heads * group, head_dim, padded)
 
     scratch = call.scratch + 4 * call.scratch_len * take_number(counters(call), THREAD)
     addresses = scratch  # int64 [64]: of the tile's keys
@@ -289,6 +351,7 @@ def _attend(call: AttendCall) -> None:
     task = take_number(counters(call), TASK)
     while task < num_tasks:
         is_shared = task < num_shared
+        own_ends = own_firsts = 0
         if is_shared:
             while piece_number < task // num_kv_heads:
                 piece += 8 * (PIECE_FIELDS + get_i64(piece, MEMBERS))
@@ -324,6 +387,12 @@ def _attend(call: AttendCall) -> None:
             first_position = before + begin
             if window > 0:
                 first_key = max(first_key, (first_position - window + 1) // KEYS * KEYS)
+            if ends != 0:
+                own_ends = ends + 4 * begin
+                end_key = min((get_i64(plan, at + FIRST_CHUNK) + chunk + 1) * CHUNK, get_i32(ends, end - 1))
+            if firsts != 0:
+                own_firsts = firsts + 4 * begin
+                first_key = max(first_key, get_i32(firsts, begin) // KEYS * KEYS)
             load_queries(source, begin, end, head * group, queries)
         table = call.table + 4 * get_i32(call.row_ids, row) * call.table_step
         row_keys = Context(call.k_cache, row_bytes, table, num_kv_heads, head)
@@ -352,8 +421,8 @@ def _attend(call: AttendCall) -> None:
                 load_keys(addresses, kind, count, head_dim, keys)
                 prefetch_rows(row_values, tile, count)
                 multiply(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, head_dim)
-            offset = first_position - tile
-            weigh(softmax, scores, sums, vectors, padded, columns, offset)
+            seen = SeenKeys(tile, first_position - tile, own_ends, own_firsts)
+            weigh(softmax, seen, scores, sums, vectors, padded, columns)
             prefetch_rows(row_keys, tile + KEYS, min(KEYS, end_key - tile - KEYS))
             find_rows(row_values, tile, count, addresses)
             if is_quantized:
@@ -448,15 +517,20 @@ def _join(part: int, sums: int, vectors: int, padded: int) -> None:
 
 @njit
 def _finish(output: Output, sums: int, vectors: int, begin: int, first_head: int) -> None:
-    """Divides the sums by their weights and writes them to ``output``, from token ``begin`` on."""
+    """Divides the sums by their weights, writes them to ``output`` from token ``begin`` on; sums without keys are 0."""
     out, kind, group, num_heads = output.out, output.kind, output.group, output.num_heads
     head_dim, padded = output.head_dim, output.padded
     whole = head_dim - head_dim % LANES
-    weights = sums + 4 * vectors * (padded + 1)
+    highests, weights = sums + 4 * vectors * padded, sums + 4 * vectors * (padded + 1)
     for vector in range(vectors):
-        scale = np.float32(1.0) / get_f32(weights, vector)
+        weight = get_f32(weights, vector)
+        scale = np.float32(0.0) if weight == np.float32(0.0) else np.float32(1.0) / weight
         factor = splat16(scale)
-        at, to = vector * padded, ((begin + vector // group) * num_heads + first_head + vector % group) * head_dim
+        place = (begin + vector // group) * num_heads + first_head + vector % group
+        at, to = vector * padded, place * head_dim
+        if output.weights != 0:
+            put_f32(output.weights, 2 * place, get_f32(highests, vector))
+            put_f32(output.weights, 2 * place + 1, weight)
         for d in range(0, whole, LANES):
             store16(out, to + d, kind, load16_f32(sums, at + d) * factor)
         for d in range(whole, head_dim):

@@ -37,6 +37,8 @@ class PlanCall(NamedTuple):
     table_step: int
     row_ids: int  # int32 [R]: the row of the table
     most_queries: int  # of a shared piece
+    ends: int  # int32 [T]: how many keys of its row each query may see; 0: those up to its own
+    firsts: int  # int32 [T]: the first of these; 0: the row's first, or what the window leaves
 
 
 @entry
@@ -44,6 +46,7 @@ def plan_attention(call: PlanCall) -> None:
     """Cuts the rows' queries into blocks, counts each block's chunks, and finds the chunks that rows share."""
     starts, kv_lens, num_rows, num_kv_heads = call.starts, call.kv_lens, call.num_rows, call.num_kv_heads
     group, block, head_dim, window, plan = call.group, call.block, call.head_dim, call.window, call.plan
+    ends, firsts = call.ends, call.firsts
     num_blocks = 0
     for row in range(num_rows):
         queries = get_i32(starts, row + 1) - get_i32(starts, row)
@@ -59,8 +62,13 @@ def plan_attention(call: PlanCall) -> None:
         for first in range(begin, end, block):
             last = min(first + block, end)
             first_key = max(0, before + first - window + 1) if window > 0 else 0
+            end_key = before + last
+            if firsts != 0:
+                first_key = get_i32(firsts, first)
+            if ends != 0:
+                end_key = get_i32(ends, last - 1)
             first_chunk = first_key // CHUNK
-            chunks = (before + last - 1) // CHUNK - first_chunk + 1
+            chunks = (end_key - 1) // CHUNK - first_chunk + 1
             at = HEADER + blocks * FIELDS
             put_i64(plan, at + ROW, row)
             put_i64(plan, at + BEGIN, first)
@@ -74,7 +82,7 @@ def plan_attention(call: PlanCall) -> None:
             tasks += (chunks - together) * num_kv_heads
             if chunks > 1:
                 parts += chunks * num_kv_heads
-            work += (before + last - first_key) * num_kv_heads * head_dim * (4 + (last - first) * group)
+            work += (end_key - first_key) * num_kv_heads * head_dim * (4 + (last - first) * group)
     pieces = shared + 8 * num_rows
     num_pieces = _plan_pieces(plan, blocks, leaders, shared, pieces, call.most_queries)
     put_i64(plan, NUM_BLOCKS, blocks)
@@ -93,17 +101,19 @@ def _find_shared(call: PlanCall, leaders: int, shared: int) -> None:
 
     Only chunks before a row's first query count, and only rows of one block.
     """
-    starts, kv_lens, num_rows, block, window = call.starts, call.kv_lens, call.num_rows, call.block, call.window
+    starts, num_rows, block, window = call.starts, call.num_rows, call.block, call.window
     table, table_step, row_ids = call.table, call.table_step, call.row_ids
     for row in range(num_rows):
         put_i64(leaders, row, row)
         put_i64(shared, row, 0)
-    if window > 0:
+    if window > 0 or call.firsts != 0:
         return
     for row in range(num_rows):
         queries = get_i32(starts, row + 1) - get_i32(starts, row)
-        whole = (get_i32(kv_lens, row) - queries) // CHUNK
-        if queries > block or queries == 0 or whole == 0:
+        if queries > block or queries == 0:
+            continue
+        whole = _num_before(call, row) // CHUNK
+        if whole == 0:
             continue
         own = table + 4 * get_i32(row_ids, row) * table_step
         for leader in range(row):
@@ -113,7 +123,7 @@ def _find_shared(call: PlanCall, leaders: int, shared: int) -> None:
             if others > block or others == 0:
                 continue
             theirs = table + 4 * get_i32(row_ids, leader) * table_step
-            most = min(whole, (get_i32(kv_lens, leader) - others) // CHUNK)
+            most = min(whole, _num_before(call, leader) // CHUNK)
             together = 0
             while together < most and _is_equal(own, theirs, together * CHUNK):
                 together += 1
@@ -122,6 +132,15 @@ def _find_shared(call: PlanCall, leaders: int, shared: int) -> None:
                 put_i64(shared, row, together)
                 put_i64(shared, leader, max(together, get_i64(shared, leader)))
                 break
+
+
+@njit(forceinline=True)
+def _num_before(call: PlanCall, row: int) -> int:
+    """The keys that all queries of a row see, without the last one that the first query sees."""
+    begin, end = get_i32(call.starts, row), get_i32(call.starts, row + 1)
+    if call.ends != 0:
+        return max(0, get_i32(call.ends, begin) - 1)
+    return get_i32(call.kv_lens, row) - (end - begin)
 
 
 @njit

@@ -72,6 +72,15 @@ class Context(NamedTuple):
     head: int
 
 
+class SeenKeys(NamedTuple):
+    """Which keys of a tile the queries of a block see."""
+
+    tile: int  # the position of the tile's first key
+    offset: int  # of the block's first query, counted from there
+    ends: int  # int32: how many keys of its row each query of the block may see; 0: those up to its own
+    firsts: int  # int32: the first of these; 0: what the window leaves
+
+
 class Softmax(NamedTuple):
     """How scores become weights."""
 
@@ -243,23 +252,22 @@ add_product, add_words_product = (_multiplier(words=words, adds=True) for words 
 
 
 @njit
-def weigh(softmax: Softmax, scores: int, sums: int, vectors: int, padded: int, columns: int, offset: int) -> None:
+def weigh(softmax: Softmax, seen: SeenKeys, scores: int, sums: int, vectors: int, padded: int, columns: int) -> None:
     """Makes weights of scores, relative to the highest score so far; rescales earlier sums where it rises.
 
-    ``offset`` is the position of the block's first query, counted from the tile's first key. The highest scores are
-    kept as exponents of 2. Where four neighbouring vectors take one way together, each has the bits of its own way.
+    The highest scores are kept as exponents of 2. Where four neighbouring vectors take one way together, each has the
+    bits of its own way.
     """
-    group, window, in_words = softmax.group, softmax.window, softmax.in_words
+    in_words = softmax.in_words
     vector = 0
     while vector < vectors:
-        first, last = offset + vector // group, offset + (vector + 3) // group
-        sees_all = first + 1 >= KEYS and (window == 0 or last - window + 1 <= 0)
-        if sees_all and columns * LANES == KEYS and softmax.soft_cap == 0.0 and vector + 4 <= vectors:
+        by_four = columns * LANES == KEYS and softmax.soft_cap == 0.0 and vector + 4 <= vectors
+        if by_four and _end(softmax, seen, vector) >= KEYS and _start(softmax, seen, vector + 3) <= 0:
             _raise_four(softmax, scores, sums, vectors, padded, vector)
             vector += 4
         else:
-            stop = min(max(first + 1, 0), KEYS)
-            start = min(max(first - window + 1, 0), KEYS) if window > 0 else 0
+            stop = min(max(_end(softmax, seen, vector), 0), KEYS)
+            start = min(max(_start(softmax, seen, vector), 0), KEYS)
             _raise_one(softmax, scores, sums, vectors, padded, columns, vector, start, stop)
             vector += 1
     # In a loop of their own, which does not wait for the highest scores.
@@ -279,6 +287,22 @@ def weigh(softmax: Softmax, scores: int, sums: int, vectors: int, padded: int, c
         total = _to_weights(scores, vector, columns, highests, exponents, in_words)
         put_f32(weights, vector, get_f32(weights, vector) + sum16(total))
         vector += 1
+
+
+@njit(forceinline=True)
+def _end(softmax: Softmax, seen: SeenKeys, vector: int) -> int:
+    """The end of the keys that a vector sees, counted from the tile's first."""
+    query = vector // softmax.group
+    return get_i32(seen.ends, query) - seen.tile if seen.ends != 0 else seen.offset + query + 1
+
+
+@njit(forceinline=True)
+def _start(softmax: Softmax, seen: SeenKeys, vector: int) -> int:
+    """The first of these keys, or one before the tile."""
+    query = vector // softmax.group
+    if seen.firsts != 0:
+        return get_i32(seen.firsts, query) - seen.tile
+    return seen.offset + query - softmax.window + 1 if softmax.window > 0 else 0
 
 
 @njit(forceinline=True)

@@ -75,7 +75,7 @@ class Entry(Generic[Record]):
         if "_compiled" in vars(self):
             return False
         _ = self._compiled
-        return self._code.cache_hits == 0
+        return self._code.is_new
 
     def __call__(self, record: Record, *, threads: int = 1) -> None:
         packed = self._pack.pack(0, 0, 0, 0, *record)

@@ -7,9 +7,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from llvmlite import binding
 from numba import types
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+from numba.core.runtime import nrt
 
 
 class _Cache(FunctionCache):
@@ -21,6 +25,32 @@ class _Cache(FunctionCache):
         super().__init__(function)
         self._cache_file._source_stamp = (self._cache_file._source_stamp, sources_digest(Path(__file__).parent))
 
+    @global_compiler_lock
+    def load_address(self, signature: Any) -> int:
+        """Of the function that is on disk, or 0. numba itself would first load what it needs to compile others, and
+        read the function's code for a compiler too.
+        """
+        context = cpu_target.target_context
+        codegen = context.codegen()
+        data = self._cache_file.load(self._index_key(signature, codegen))
+        if data is None:
+            return 0
+        _add_symbols()
+        (_, kind, (object_code, _)), about = data[:2]
+        assert kind == "object", kind
+        engine = codegen._engine._ee
+        engine.add_object_file(binding.ObjectFileRef.from_data(object_code))
+        engine.finalize_object()
+        address: int = engine.get_function_address(about.llvm_cfunc_wrapper_name)
+        return address
+
+
+@cache
+def _add_symbols() -> None:
+    """numba's own functions that compiled code calls where it raises an exception."""
+    for name, address in nrt._nrt.c_helpers.items():
+        binding.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+
 
 @cache
 def sources_digest(folder: Path) -> bytes:
@@ -31,19 +61,31 @@ def sources_digest(folder: Path) -> bytes:
     return digest.digest()
 
 
-def machine_code(function: Callable[..., None], *arguments: types.Type) -> Any:
-    """Owns the code of ``void f(arguments)``, which lies at its ``address``; each argument is an int64 to C.
+class MachineCode:
+    """Owns the code of ``void f(...)``, which lies at ``address``. ``is_new``: it was compiled, not found on disk."""
+
+    def __init__(self, owner: Any, address: int, *, is_new: bool) -> None:
+        self._owner, self.address, self.is_new = owner, address, is_new
+
+
+@cache
+def machine_code(function: Callable[..., None], *arguments: types.Type) -> MachineCode:
+    """The code of ``void f(arguments)``; each argument is an int64 to C.
 
     Kept in numba's cache on disk, unless neither the package's folder nor the user's can be written.
     """
     code: Any = CFunc(function, (arguments, types.void), {}, {"error_model": "numpy"})
     try:
-        code._cache = _Cache(function)
+        code._cache = cache = _Cache(function)
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
+    else:
+        address = cache.load_address(code._sig)
+        if address:
+            return MachineCode(code, address, is_new=False)
     code.compile()
-    return code
+    return MachineCode(code, code.address, is_new=code.cache_hits == 0)
 
 
 def c_call(address: int, num_arguments: int) -> Callable[..., None]:

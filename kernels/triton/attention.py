@@ -36,6 +36,8 @@ def attention_kernel(
     pieces,  # int32 [P, PIECE_FIELDS], see kernels.shared
     piece_order,
     own_from,
+    ends,
+    firsts,
     out,
     part_sums,
     part_logs,
@@ -58,6 +60,7 @@ def attention_kernel(
     IS_SPLIT: tl.constexpr,
     HAS_PIECES: tl.constexpr,  # each block is a piece of a shared prefix
     IS_AFTER_PIECES: tl.constexpr,  # chunks that pieces read are skipped
+    IS_PARTIAL: tl.constexpr,  # each query has keys of its own; HAS_WINDOW: they do not begin with the row's first
     PRODUCTS: tl.constexpr,  # the type of the products' factors
 ):
     """One program: the queries of one block, one KV head, and one split of the keys.
@@ -71,6 +74,7 @@ def attention_kernel(
     | block_rows, block_tokens               | int32 [blocks]: row (-1: padding), first token    | not HAS_PIECES  |
     | pieces, piece_order                    | int32 [P, FIELDS], [tokens of all pieces]         | HAS_PIECES      |
     | own_from                               | int32 [T]: first split that pieces do not read    | IS_AFTER_PIECES |
+    | ends, firsts                           | int32 [T]: the keys of each query                 | IS_PARTIAL      |
     | out                                    | [T, H, D]                                         | not IS_SPLIT    |
     | part_sums, part_logs, num_splits       | float32 [T, H, S, D], [T, H, S]                   | IS_SPLIT        |
     | split_len                              | keys of a split                                   | IS_SPLIT or     |
@@ -114,6 +118,12 @@ def attention_kernel(
         first_key = 0
         if HAS_WINDOW:
             first_key = tl.maximum(kv_len - end_token + first - window + 1, 0) // BLOCK_N * BLOCK_N
+        if IS_PARTIAL:
+            position = tl.load(ends + token, mask=valid, other=0) - 1
+            end_key = tl.load(ends + last_token)
+            if HAS_WINDOW:
+                before = tl.load(firsts + token, mask=valid, other=0)
+                first_key = tl.load(firsts + first) // BLOCK_N * BLOCK_N
         if IS_SPLIT:
             first_key = tl.maximum(first_key, split * split_len)
             end_key = tl.minimum(end_key, (split + 1) * split_len)
@@ -144,7 +154,10 @@ def attention_kernel(
         else:
             seen = there[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
-            seen = seen & (key[None, :] > position[:, None] - window)
+            if IS_PARTIAL:
+                seen = seen & (key[None, :] >= before[:, None])
+            else:
+                seen = seen & (key[None, :] > position[:, None] - window)
         scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         shift = tl.where(higher == float("-inf"), 0.0, higher)  # a vector that has seen no key yet
@@ -223,10 +236,7 @@ def paged_attention(
     """
     num_tokens, num_rows = q.shape[0], row_ids.shape[0]
     if config is None:
-        table, is_decode = config_of(q.device), num_tokens == num_rows
-        config = table.decode if is_decode else table.prefill
-        if q.shape[2] > WIDE:
-            config = table.wide_decode if is_decode else table.wide_prefill
+        config = _config_of(q, is_decode=num_tokens == num_rows)
     q, out = _dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
@@ -238,6 +248,49 @@ def paged_attention(
     if num_splits > 1:
         _join(parts, out, num_splits)
     return out
+
+
+def partial_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_table: Tensor,
+    row_ids: Tensor,
+    query_starts: Tensor,
+    ends: Tensor,
+    *,
+    scale: float,
+    firsts: Tensor | None = None,
+    soft_cap: float = 0.0,
+    config: AttentionConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As ``kernels.partial_attention``: the splits of ``paged_attention``, joined with the log of their weight."""
+    num_tokens, num_heads, head_dim = q.shape
+    if not num_tokens:
+        return q.new_empty(q.shape, dtype=torch.float32), q.new_empty(q.shape[:2], dtype=torch.float32)
+    if config is None:
+        config = _config_of(q, is_decode=num_tokens == row_ids.shape[0])
+    q = _dense(q)
+    num_splits = _num_splits(slot_table, config)
+    sums, logs = _parts(q, num_splits)
+    rows = (slot_table, row_ids, query_starts, query_starts)
+    options = (scale, soft_cap, 0 if firsts is None else 1)
+    _attend(q, k_cache, v_cache, *rows, q, (sums, logs), *options, num_splits, config, seen=(ends, firsts))
+    sums, logs = sums.view(num_tokens, num_heads, num_splits, head_dim), logs.view(num_tokens, num_heads, num_splits)
+    if num_splits == 1:
+        return sums.squeeze(2), logs.squeeze(2)
+    highest = logs.amax(2, keepdim=True)
+    shares = (logs - highest.clamp_min(torch.finfo(torch.float32).min)).exp2()  # of each split, 0 without keys
+    weight = shares.sum(2)
+    out = (sums * shares.unsqueeze(3)).sum(2) / weight.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(2)
+    return out, highest.squeeze(2) + weight.log2()
+
+
+def _config_of(q: Tensor, *, is_decode: bool) -> AttentionConfig:
+    table = config_of(q.device)
+    if q.shape[2] > WIDE:
+        return table.wide_decode if is_decode else table.wide_prefill
+    return table.decode if is_decode else table.prefill
 
 
 def shared_prefix_attention(
@@ -301,9 +354,10 @@ def _attend(
     *,
     pieces: SharedPrefixes | None = None,
     after: SharedPrefixes | None = None,
+    seen: tuple[Tensor, Tensor | None] | None = None,
 ) -> None:
-    """One launch. Writes ``out``, or ``parts`` if there are several splits. With ``pieces`` it reads only their chunks,
-    with ``after`` all chunks but theirs.
+    """One launch. Writes ``out``, or ``parts`` if there are several splits or ``seen``. With ``pieces`` it reads only
+    their chunks, with ``after`` all chunks but theirs. ``seen``: each query's end of keys, and the first of them.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
@@ -317,6 +371,7 @@ def _attend(
     else:
         block_rows, block_tokens = blocks_of(query_starts, num_tokens, block_m // group)
         num_blocks = len(block_rows)
+    ends, firsts = (kv_lens, None) if seen is None else seen
     attention_kernel[(num_blocks, num_kv_heads * head_parts, num_splits)](
         q,
         _as_bytes(k_cache),
@@ -330,6 +385,8 @@ def _attend(
         kv_lens if pieces is None else pieces.pieces,
         kv_lens if pieces is None else pieces.order,
         kv_lens if after is None else after.own_from,
+        ends,
+        ends if firsts is None else firsts,
         out,
         *parts,
         scale,
@@ -338,7 +395,7 @@ def _attend(
         q.stride(0),
         slot_table.stride(0),
         num_splits,
-        config.split_len,
+        config.split_len or slot_table.shape[1],
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_PARTS=head_parts,
@@ -348,9 +405,10 @@ def _attend(
         BLOCK_N=config.block_n_fp8 or config.block_n if k_cache.element_size() == 1 else config.block_n,
         HAS_WINDOW=sliding_window > 0,
         HAS_SOFT_CAP=soft_cap > 0,
-        IS_SPLIT=num_splits > 1,
+        IS_SPLIT=num_splits > 1 or seen is not None,
         HAS_PIECES=pieces is not None,
         IS_AFTER_PIECES=after is not None,
+        IS_PARTIAL=seen is not None,
         PRODUCTS=product_type(q),
         num_warps=config.num_warps,
         num_stages=config.num_stages,

@@ -1,16 +1,21 @@
 """A client of a runtime behind HTTP: the same programs and messages as over ZeroMQ, as JSON through ``/v1/programs``.
 
-One event loop on one thread carries all programs. Never reconnects a program: when its stream breaks, its operations
-fail once with ``EngineLost``.
+One event loop on one thread carries all programs. Each has a journal: when its stream breaks, because the server or a
+proxy before it has ended, the program is sent again under another id, with what it has had so far. The caller sees a
+pause; after ``reconnect_s`` without a server its operations fail once with ``EngineLost``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
+import os
+import random
 import ssl
 import threading
-from collections import deque
+import time
 from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import quote
@@ -19,12 +24,21 @@ import httpx
 import msgspec
 
 from ...protocol import errors
-from ...protocol.messages import Rejected, RuntimeMessage, Submit, Welcome
+from ...protocol.journal import Journal, with_seeds
+from ...protocol.messages import Cancel, Failed, Rejected, RuntimeMessage, Submit, Welcome
 from ...protocol.program_call import ProgramCall
 from .drivers import LoopThread
+from .http_program import HttpProgram
 
 logger = logging.getLogger(__name__)
 
+RECONNECT_S = 30.0
+PAUSE_S, MAX_PAUSE_S = 0.1, 2.0  # between attempts, while there is no server
+MAX_STRIKES = 3  # streams of a program that break without anything new
+MAX_TRIES, TRY_S = 40, 0.05  # to find the one of several servers that has a program
+MAX_JOURNAL_BYTES = 64 << 20  # of one program
+LOST_STATUSES = (500, 502, 503, 504)
+JSON = {"content-type": "application/json"}
 SILENCE_S = 60.0  # a stream says something every 15 s, if only an empty line
 _messages = msgspec.json.Decoder(RuntimeMessage)
 _KIND_OF_CODE = {
@@ -53,23 +67,11 @@ class NotOurs(errors.InvalidRequest):
     """A server that does not know programs."""
 
 
-class _Running:
-    """A program on its way. Lives on the loop; only ``HttpClient`` knows it."""
-
-    def __init__(self, call: ProgramCall) -> None:
-        self.call = call
-        self.later: deque[Submit | dict[str, int]] = deque()  # what follows the first submit: submits, cancels
-        self.is_sending = False  # a task works through ``later``
-        self.is_known = asyncio.Event()  # the server has it, or never will
-
-    def reject(self, submit: Submit, error: errors.PhloemError) -> None:
-        self.call.refuse(submit, Rejected(self.call.program, [error.info()]))
-
-
 class HttpClient:
     """The interface of ``protocol.client.Client`` over ``http://``; methods may be called on any thread.
 
-    ``model``: which of the server's models runs the programs; None: the only one, or the first.
+    ``model``: which of the server's models runs the programs; None: the only one, or the first. ``reconnect_s``: how
+    long a program whose stream breaks waits for a server; 0: its operations fail at once.
     """
 
     def __init__(
@@ -80,7 +82,13 @@ class HttpClient:
         verify: str | bool | None = None,
         model: str | None = None,
         connect_timeout_s: float = 10.0,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
+        if not 0 <= reconnect_s < math.inf:
+            text = f"reconnect_s={reconnect_s}: it must be 0 or more seconds; 0 fails programs whose stream breaks"
+            raise errors.InvalidParams(text, where="reconnect_s")
+        self._reconnect_s = reconnect_s
+        self._rng = random.Random(os.urandom(16))
         self.url = url.rstrip("/")
         options: dict[str, Any] = {
             "base_url": self.url,
@@ -106,7 +114,7 @@ class HttpClient:
         self._streams = httpx.AsyncClient(**options, timeout=timeout, limits=httpx.Limits(max_connections=1000))
         self._control = httpx.AsyncClient(**options, timeout=timeout)
         self._thread = LoopThread("phloem-http")
-        self._running: dict[str, _Running] = {}  # on the loop
+        self._running: dict[str, HttpProgram] = {}  # on the loop
         self._known: set[str] = set()  # programs whose first submit was sent
         self._lock = threading.Lock()
         self._is_closed = False
@@ -162,76 +170,167 @@ class HttpClient:
     # -- on the loop --------------------------------------------------------------------------------------------------
 
     def _send(self, submit: Submit, call: ProgramCall | None) -> Coroutine[Any, Any, None] | None:
+        submit = with_seeds(submit, self._rng)
         if call is not None:
-            running = self._running[submit.program] = _Running(call)
-            return self._stream(running, submit)
-        known = self._running.get(submit.program)  # None: it has ended meanwhile
-        return None if known is None else self._add(known, submit)
+            journal = Journal(call.program, max_bytes=MAX_JOURNAL_BYTES, limits=self.welcome.limits)
+            running = self._running[submit.program] = HttpProgram(call, journal)
+            journal.sent(submit)
+            return self._run(running, submit)
+        known = self._running.get(submit.program)
+        if known is None:  # it has ended meanwhile
+            return None
+        known.journal.sent(submit)
+        return self._add(known, submit)
 
     def _end(self, program: str, seq: int | None, op: int | None) -> Coroutine[Any, Any, None] | None:
         if (running := self._running.get(program)) is None:
             return None
+        if seq is None and op is None:
+            running.is_cancelled.set()
+        else:
+            running.journal.sent(Cancel(program, seq, op))
         return self._add(running, {name: at for name, at in (("seq", seq), ("op", op)) if at is not None})
 
-    def _add(self, running: _Running, item: Submit | dict[str, int]) -> Coroutine[Any, Any, None] | None:
+    def _add(self, running: HttpProgram, item: Submit | dict[str, int]) -> Coroutine[Any, Any, None] | None:
         running.later.append(item)
-        if running.is_sending:
+        return self._wake(running)
+
+    def _wake(self, running: HttpProgram) -> Coroutine[Any, Any, None] | None:
+        if running.is_sending or not running.later:
             return None
         running.is_sending = True
         return self._go_on(running)
 
-    async def _stream(self, running: _Running, submit: Submit) -> None:
-        """A program's first submit, and all its messages."""
-        body = msgspec.json.encode(submit)
-        headers = {"content-type": "application/json"}
-        error: errors.PhloemError = errors.EngineLost(f"{self.url}: the stream ended before the program did")
+    async def _run(self, running: HttpProgram, submit: Submit) -> None:
+        """A program from its first submit to its end, in as many attempts as it takes."""
+        error: errors.PhloemError | None = None
         try:
-            async with self._streams.stream("POST", "/v1/programs", content=body, headers=headers) as response:
-                if response.is_error:
-                    await response.aread()
-                    running.reject(submit, self._error_of(response.status_code, response.content))
-                    return
-                running.is_known.set()
-                async for line in response.aiter_lines():
-                    if line:
-                        running.call.take(_messages.decode(line))
-        except httpx.TransportError as found:
-            error = self._lost(found)
-        except msgspec.MsgspecError as found:
-            error = errors.ProtocolError(f"{self.url}: a line was not understood: {found}")
+            while not running.call.is_over:
+                error = await self._attempt(running, submit)
+                if error is not None and not running.call.is_over:
+                    running.note_loss()
+                    self._refuse_or_go_on(running, error)
+                    logger.warning("program %s is sent again: %s", running.call.program, error.message)
+                    await self._pause(running)
+                    submit = running.replay()
+                    self._thread.call(self._wake, running)
         except asyncio.CancelledError:
             error = errors.Cancelled("the client was closed")
+        except errors.PhloemError as found:
+            error = found
         finally:
-            running.call.lose(error)
+            running.call.lose(error or errors.EngineLost(f"{self.url}: the stream ended before the program did"))
             running.is_known.set()
             self._running.pop(running.call.program, None)
             with self._lock:
                 self._known.discard(running.call.program)
 
-    async def _go_on(self, running: _Running) -> None:
+    async def _attempt(self, running: HttpProgram, submit: Submit) -> errors.PhloemError | None:
+        """Send ``submit`` and take what comes; returns why it ended before the program did."""
+        running.num_attempts += 1
+        running.broken = None
+        running.is_taken = False
+        running.reading = asyncio.create_task(self._stream(running, submit))
+        try:
+            return await running.reading
+        except asyncio.CancelledError:
+            if running.broken is None:  # the client is closed
+                running.reading.cancel()
+                raise
+            return running.broken
+        finally:
+            running.reading = None
+            running.is_known.clear()
+
+    def _refuse_or_go_on(self, running: HttpProgram, error: errors.PhloemError) -> None:
+        """Raises the error with which a program ends whose stream broke with ``error``, if it is not sent again."""
+        can_go_on = isinstance(error, errors.EngineLost) and self._reconnect_s and running.journal.is_whole
+        if not can_go_on or running.strikes >= MAX_STRIKES:
+            raise error
+        if time.monotonic() - running.lost_s > self._reconnect_s:
+            raise errors.EngineLost(f"{error.message} (no server for {self._reconnect_s:g} s, reconnect_s)")
+
+    async def _pause(self, running: HttpProgram) -> None:
+        """Before another attempt. Raises Cancelled where the caller wants none."""
+        waited_s = time.monotonic() - running.lost_s
+        pause_s = self._rng.uniform(0.5, 1.5) * min(max(waited_s, PAUSE_S), MAX_PAUSE_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(running.is_cancelled.wait(), pause_s)
+        if running.is_cancelled.is_set():
+            raise errors.Cancelled(f"program {running.call.program!r} was cancelled")
+
+    async def _stream(self, running: HttpProgram, submit: Submit) -> errors.PhloemError | None:
+        """A program's first submit, and all its messages; returns why they ended before the program did."""
+        body = msgspec.json.encode(msgspec.structs.replace(submit, program=running.id))
+        try:
+            async with self._streams.stream("POST", "/v1/programs", content=body, headers=JSON) as response:
+                if response.is_error:
+                    await response.aread()
+                    error = self._error_of(response.status_code, response.content)
+                    if self._reconnect_s and _is_loss(response.status_code, error):
+                        return errors.EngineLost(error.message)
+                    if running.journal.is_accepted:  # an earlier server had taken it
+                        return error
+                    running.reject(submit, error)
+                    return error
+                running.is_taken = True
+                running.is_known.set()
+                async for line in response.aiter_lines():
+                    if not line:
+                        continue
+                    message = _messages.decode(line)
+                    if self._reconnect_s and (lost := _loss_in(message)) is not None:
+                        return lost
+                    running.take(message)
+        except httpx.TransportError as found:
+            return self._lost(found)
+        except msgspec.MsgspecError as found:
+            return errors.ProtocolError(f"{self.url}: a line was not understood: {found}")
+        return errors.EngineLost(f"{self.url}: the stream ended before the program did")
+
+    async def _go_on(self, running: HttpProgram) -> None:
         """Later submits and cancels of a program, in order."""
-        await running.is_known.wait()
-        path = f"/v1/programs/{running.call.program}"
+        num_tries = 0
         while running.later and not running.call.is_over:
-            item = running.later.popleft()
-            try:
-                if isinstance(item, Submit):
-                    response = await self._control.post(
-                        path, content=msgspec.json.encode(item), headers={"content-type": "application/json"}
-                    )
-                else:
-                    response = await self._control.delete(path, params=item)
-            except httpx.TransportError as found:
-                error: errors.PhloemError = self._lost(found)
-            else:
-                if not response.is_error:
-                    continue
-                error = self._error_of(response.status_code, response.content)
-            if isinstance(item, Submit):
-                running.reject(item, error)
-            else:
+            await running.is_known.wait()
+            if not running.later or running.call.is_over:
+                continue
+            item, attempt = running.later[0], running.num_attempts
+            error = await self._post(running, item)
+            if running.num_attempts != attempt or not running.is_known.is_set():
+                continue  # the attempt is over; its journal has the item
+            if _is_elsewhere(error) and num_tries < MAX_TRIES:  # the address may be that of several servers
+                num_tries += 1
+                await asyncio.sleep(TRY_S)
+                continue
+            num_tries = 0
+            running.later.popleft()
+            if error is None:
+                continue
+            if not isinstance(item, Submit):
                 logger.warning("could not cancel in program %s: %s", running.call.program, error)
+            elif self._reconnect_s and isinstance(error, errors.EngineLost) and running.reading is not None:
+                running.broken = error
+                running.is_known.clear()
+                running.reading.cancel()
+            else:
+                running.reject(item, error)
         running.is_sending = False
+
+    async def _post(self, running: HttpProgram, item: Submit | dict[str, int]) -> errors.PhloemError | None:
+        path = f"/v1/programs/{running.id}"
+        try:
+            if isinstance(item, Submit):
+                body = msgspec.json.encode(msgspec.structs.replace(item, program=running.id))
+                response = await self._control.post(path, content=body, headers=JSON)
+            else:
+                response = await self._control.delete(path, params=item)
+        except httpx.TransportError as found:
+            return self._lost(found)
+        if not response.is_error:
+            return None
+        error = self._error_of(response.status_code, response.content)
+        return errors.EngineLost(error.message) if _is_loss(response.status_code, error) else error
 
     # -- errors -------------------------------------------------------------------------------------------------------
 
@@ -251,3 +350,19 @@ class HttpClient:
             text = body[:300].decode(errors="replace")
             kind_of = errors.InvalidRequest if status < 500 else errors.PhloemError
             return kind_of(f"{self.url}: {status} {text}")
+
+
+def _is_loss(status: int, error: errors.PhloemError) -> bool:
+    """Whether a refusal comes from a proxy whose server has ended, or from a server without engines."""
+    return isinstance(error, errors.EngineLost) or (status in LOST_STATUSES and type(error) is errors.PhloemError)
+
+
+def _loss_in(message: RuntimeMessage) -> errors.PhloemError | None:
+    """The error of ``message`` where the server ends, or has no engine for the program any more."""
+    found = [message.error] if isinstance(message, Failed) else message.errors if isinstance(message, Rejected) else []
+    lost = [error for error in found if error.kind == "EngineLost"]
+    return errors.from_info(lost[0]) if lost else None
+
+
+def _is_elsewhere(error: errors.PhloemError | None) -> bool:
+    return isinstance(error, errors.InvalidRequest) and "is not running here" in error.message

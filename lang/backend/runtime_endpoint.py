@@ -18,7 +18,7 @@ from ..expressions import REGEX_OF_DTYPE
 from ..sampling_params import SglSamplingParams
 from .base_backend import BaseBackend
 from .executor import StreamExecutor
-from .http_client import HttpClient, NotOurs
+from .http_client import RECONNECT_S, HttpClient, NotOurs
 from .phloem_backend import PhloemBackend
 
 
@@ -28,15 +28,24 @@ def RuntimeEndpoint(
     verify: str | bool | None = None,
     chat_template_name: str | None = None,
     model: str | None = None,
+    reconnect_s: float | None = None,
 ) -> BaseBackend:
     """The backend at ``base_url``. The other arguments are for ``http://`` and ``https://``.
 
     Our server receives whole programs, also over ``http://``. Another server, or ours with ``chat_template_name`` (role
     markers as text), receives one ``/generate`` call per generation. ``model``: one of the models of our server.
+    ``reconnect_s``: how long a program waits for our server to come back when its connection breaks, 30 s by default;
+    it goes on where it was.
     """
     scheme = base_url.partition("://")[0]
     if scheme in ("tcp", "ipc"):
-        refused = {"api_key": api_key, "verify": verify, "chat_template_name": chat_template_name, "model": model}
+        refused: dict[str, object] = {
+            "api_key": api_key,
+            "verify": verify,
+            "chat_template_name": chat_template_name,
+            "model": model,
+            "reconnect_s": reconnect_s,
+        }
         for name, value in refused.items():
             if value is not None:
                 raise InvalidRequest(f"{name}: a {scheme}:// runtime takes none; its model brings its own template")
@@ -44,7 +53,14 @@ def RuntimeEndpoint(
     if scheme in ("http", "https"):
         if chat_template_name is None:
             with contextlib.suppress(NotOurs):
-                return PhloemBackend(HttpClient(base_url, api_key=api_key, verify=verify, model=model))
+                wait_s = RECONNECT_S if reconnect_s is None else reconnect_s
+                client = HttpClient(base_url, api_key=api_key, verify=verify, model=model, reconnect_s=wait_s)
+                return PhloemBackend(client)
+        if reconnect_s is not None:
+            text = (
+                f"reconnect_s={reconnect_s:g}: only a program sent whole to a server of Phloem can go on; leave it out"
+            )
+            raise InvalidRequest(text)
         if model is not None:
             raise InvalidRequest(
                 f"model={model!r}: only a server of Phloem that gets whole programs has several models"

@@ -57,7 +57,6 @@ from .adapters import Adapters
 from .cache_feed import CacheFeed
 from .embedding_ops import EmbeddingOps
 from .gen_ops import GenOps
-from .grammars import Grammars
 from .handoff import Handoff
 from .image_ops import ImageOps
 from .interpreter import Interpreter
@@ -144,7 +143,7 @@ class EngineCore:
             contents=images,
         )
         self.ranks = parts.ranks
-        self.grammars = Grammars(self.tokenizer, engine=config.grammar_engine)
+        self.grammars = parts.grammars
         masks = MaskThread()
         self._outbox: Outbox = []
         self.adapters = Adapters(

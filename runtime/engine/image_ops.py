@@ -12,7 +12,7 @@ from ...protocol.ops import Image
 from ..vision.images import Images
 from ..vision.tiles import Grid
 from .beside import Beside
-from .program import OpState, SequenceState
+from .program import OpState, Program, SequenceState
 from .programs import Programs
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class ImageOps:
         pictures, tokenizer = owner.program.pictures, self._programs.tokenizer
         picture = pictures.get(op.hash)
         if picture is None:
-            picture = pictures[op.hash] = self._images.hold(op.hash, op.data)
+            picture = pictures[op.hash] = self._images.hold(op.hash, op.data or _data_of(owner.program, op.hash))
         owner.flush_text(tokenizer)
         num_left = self._programs.context_len - len(owner.seq.tokens)
         grid = self._images.grid_of(op.hash)
@@ -75,3 +75,9 @@ class ImageOps:
             log.error("an image of program %s failed", owner.program.id, exc_info=error)
             error = InternalError(f"{type(error).__name__}: {error}")
         self._programs.fail_first(owner, error)
+
+
+def _data_of(program: Program, hash: str) -> bytes:
+    """The image's data, which an op of the program has sent that may not have begun, or has failed before it could."""
+    sent = (state.op for state in program.ops.values())
+    return next(op.data for op in sent if isinstance(op, Image) and op.hash == hash and op.data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
@@ -36,13 +36,14 @@ from ..weights.damage import refuse_damage
 from ..weights.digest import weights_digest
 from ..weights.gguf_header import read_header
 from ..weights.vision_config import has_vision
+from .grammars import Grammars
 from .sizing import measured_slots
 
 log = logging.getLogger(__name__)
 
 BLOCK_LEN = 64  # tokens of KV that are copied to host memory or disk together
 STAGING_BYTES = 256 << 20  # of host memory, where the config has only a disk
-DEFAULT_SLOTS = 32_768  # tokens of KV on a CPU, unless the config says how many
+DEFAULT_SLOTS = 32_768  # tokens of KV on a CPU, of each sequence-parallel rank, unless the config says how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class EngineParts:
     accelerator: Accelerator | None = None
     ranks: RanksOfModel | None = None
     vision: VisionModel | None = None
+    _: KW_ONLY
+    grammars: Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +95,17 @@ def load_parts(
     with ExitStack() as undo:
         if gang is not None:
             undo.callback(gang.close)
-        parts = _load_parts(config, accelerator, progress, gang)
+        parts = _load_parts(config, accelerator, progress, gang, undo)
         undo.pop_all()
     return parts
 
 
 def _load_parts(
-    config: EngineConfig, accelerator: Accelerator | None, progress: Progress | None, gang: Gang | None
+    config: EngineConfig,
+    accelerator: Accelerator | None,
+    progress: Progress | None,
+    gang: Gang | None,
+    undo: ExitStack,
 ) -> EngineParts:
     scheduling = scheduler_config(config)
     isa = choose_cpu_isa(config)
@@ -108,6 +115,8 @@ def _load_parts(
     with refuse_damage(path):
         header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
     tokenizer = load_tokenizer(path)
+    grammars = Grammars(tokenizer, engine=config.grammar_engine)  # whose thread works while the weights load
+    undo.callback(grammars.close)
     template = load_chat_template(path, tokenizer)
     split = None if gang is None else RankSplit(gang.group, Mesh.of(config), expert_copies=config.expert_copies)
     if has_vision(path):
@@ -131,12 +140,12 @@ def _load_parts(
     if not num_slots and accelerator is not None:
         num_slots = measured_slots(model, accelerator, config, context_len=context_len)
     elif not num_slots:
-        num_slots = max(DEFAULT_SLOTS, context_len)
+        num_slots = max(DEFAULT_SLOTS * config.sequence_parallel, context_len)
     shape = model.config
     spare = 0 if accelerator is None else 1  # the executor owns one slot
     kv = KVPool.for_model(
         shape,
-        num_slots=num_slots + spare,
+        num_slots=Mesh.of(config).pool_slots(num_slots + spare),
         dtype=model.kv_dtype,
         device=model.device,
         num_layers=len(model.layers),
@@ -147,7 +156,7 @@ def _load_parts(
     tiers = make_tiers(config, path, model, kv)
     ranks = None
     if gang is not None and split is not None:
-        leader = gang.begin(model, Shape(tokenizer.vocab_size, kv.num_slots, context_len))
+        leader = gang.begin(model, Shape(tokenizer.vocab_size, num_slots + spare, context_len))
         ranks = RanksOfModel(gang, leader, (weight_bytes(split), *gang.weights))
     return EngineParts(
         path,
@@ -163,6 +172,7 @@ def _load_parts(
         accelerator,
         ranks,
         vision,
+        grammars=grammars,
     )
 
 

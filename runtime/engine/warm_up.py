@@ -21,12 +21,12 @@ ROWS = (1, 2, 4)  # of the decode steps; others are recorded when they first occ
 def ready_engine(config: EngineConfig, progress: Progress | None = None) -> EngineCore:
     """A warmed-up engine: its first answer takes no longer than its tenth."""
     engine = EngineCore(config, progress=progress)
-    engine.grammars.wait_until_ready()
-    return_freed_memory()
-    unmap_library_code()  # before the steps, which load the pages they need again
     if engine.executor.accelerator is None:
         num_slots = min(engine.cache.num_slots, engine.context_len)
         _try_steps(engine.executor, most_rows=config.max_running, num_slots=num_slots)
+    engine.grammars.wait_until_ready()
+    return_freed_memory()
+    unmap_library_code()  # the pages that steps need are mapped again from the page cache
     return engine
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...constrained import Matcher
     from ..memory import KVPool
     from ..models import Model
-    from ..models.decoder import Stage
+    from ..models.decoder import HeldSlots, Stage
 
 
 class ContentRows(Protocol):
@@ -172,8 +172,11 @@ class Executor:
         self._replays: Replays | None = None
         self.graphs: DecodeGraphs | None = None
         self.inputs: DeviceBatch | None = None
+        self._owned: HeldSlots | None = None  # where other ranks have some of the slots: in place of the slot table
         if self.accelerator is None:
             self.slot_table = np.zeros((max_rows, max_len), dtype=np.int32)
+            if model.sequence is not None:
+                self._owned = model.sequence.slots(pool_slots=kv.num_slots, max_rows=max_rows, max_len=max_len)
             self._replays = None if model.is_split else Replays(model, kv)
             return
         with torch.inference_mode():
@@ -236,13 +239,19 @@ class Executor:
         return self.features
 
     def _batch_of(self, step: StepArrays) -> ForwardBatch:
-        return self._adapted(ForwardBatch.from_arrays(step, self.slot_table, self.device), step.adapters)
+        if self._owned is None:
+            return self._adapted(ForwardBatch.from_arrays(step, self.slot_table, self.device), step.adapters)
+        batch, adapters = self._owned.batch(step), step.adapters
+        assert batch.spread is not None
+        own = slice(batch.spread.own.start, batch.spread.own.stop)
+        return self._adapted(batch, None if adapters is None else adapters[own])
 
     def _run_stage(self, step: StepArrays, stage: Stage) -> torch.Tensor:
         """The head's input from all of the step's micro-steps."""
         parts = step.cut(stage.num_micro_steps(step.num_tokens))
-        stage.begin([part.num_tokens for part in parts])
-        made = [self.model.features(self._batch_of(part), self.kv) for part in parts]
+        batches = [self._batch_of(part) for part in parts]
+        stage.begin([batch.num_tokens for batch in batches])
+        made = [self.model.features(batch, self.kv) for batch in batches]
         return made[0] if len(made) == 1 else torch.cat(made)
 
     @torch.inference_mode()

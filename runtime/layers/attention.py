@@ -2,9 +2,10 @@
 
 import torch
 
-from ...kernels import norm_rope_write_kv, paged_attention, rope_write_kv, shared_prefix_attention
+from ...kernels import norm_rope_write_kv, rope_write_kv
 from ..memory import KVPool
 from .batch import ForwardBatch
+from .keys import LayerKeys, LocalKeys
 from .linear import Linear
 from .norm import RMSNorm
 
@@ -38,16 +39,12 @@ class Attention:
         self.soft_cap = soft_cap
         self.window = window
         self.q_norm, self.k_norm = q_norm, k_norm
+        self.keys: LayerKeys = LocalKeys()
 
     def __call__(self, x: torch.Tensor, batch: ForwardBatch, kv: KVPool, cos_sin: torch.Tensor) -> torch.Tensor:
         q = self.write(x, batch, kv, cos_sin)
-        rows = (batch.slot_table, batch.row_ids, batch.query_starts, batch.kv_lens)
-        inputs = (q, kv.k[self.layer], kv.v[self.layer], *rows)
-        if batch.shared is not None and not self.window:
-            mixed = shared_prefix_attention(*inputs, shared=batch.shared, scale=self.scale, soft_cap=self.soft_cap)
-        else:
-            options = {"scale": self.scale, "soft_cap": self.soft_cap}
-            mixed = paged_attention(*inputs, sliding_window=self.window, **options)
+        inputs = (q, batch, kv, self.layer)
+        mixed = self.keys.attend(*inputs, scale=self.scale, window=self.window, soft_cap=self.soft_cap)
         return self.output(mixed.view(-1, self.num_heads * self.head_dim), batch.adapters)
 
     @property
@@ -67,9 +64,12 @@ class Attention:
             q = self.q_norm(q.flatten(1))[0].view(q.shape)
             k = self.k_norm(k.flatten(1))[0].view(k.shape)
             has_norms = False
-        places = (cos_sin, batch.positions, kv.k[self.layer], kv.v[self.layer], batch.out_slots)
+        k_cache, v_cache, slots = self.keys.places(batch, kv, self.layer)
+        places = (cos_sin, batch.positions, k_cache, v_cache, slots)
         if has_norms and self.q_norm is not None and self.k_norm is not None:
             norms = {"q_norm": self.q_norm.weight, "k_norm": self.k_norm.weight}
-            return norm_rope_write_kv(q, k, v, *places, **norms, eps=self.q_norm.eps)
-        rope_write_kv(q, k, v, *places)
+            q = norm_rope_write_kv(q, k, v, *places, **norms, eps=self.q_norm.eps)
+        else:
+            rope_write_kv(q, k, v, *places)
+        self.keys.keep(k_cache, v_cache, batch, kv, self.layer)
         return q

@@ -13,6 +13,7 @@ import torch
 from ...kernels import SharedPrefixes
 from ..scheduler.plan import DecodePart, StepPlan
 from .adapters import AdapterRows
+from .spread import Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,11 @@ class GivenInputs:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """T tokens of R sequences. Row r's context lies in the slots ``slot_table[row_ids[r], :kv_lens[r]]``."""
+    """T tokens of R sequences. Row r's context lies in the slots ``slot_table[row_ids[r], :kv_lens[r]]``.
+
+    With a ``spread``, rows, slots and lengths are of the keys that this rank owns, in the order of positions, and the
+    queries of the whole step; the T tokens are those that this rank runs.
+    """
 
     token_ids: torch.Tensor  # int64 [T]
     positions: torch.Tensor  # int64 [T]
@@ -38,6 +43,7 @@ class ForwardBatch:
     shared: SharedPrefixes | None = None  # the shared prefixes, where reading them once pays
     adapters: AdapterRows | None = None  # None: no token has an adapter
     logits_adapters: AdapterRows | None = None  # of ``logits_rows``
+    spread: Spread | None = None
     given: GivenInputs | None = None  # in place of the embeddings of these tokens, whose ids are of any token
 
     @classmethod
@@ -77,6 +83,11 @@ class ForwardBatch:
     @property
     def num_logits(self) -> int:
         return self.logits_rows.shape[0]
+
+    @property
+    def num_logits_of_step(self) -> int:
+        """Of all ranks that run some of the step's tokens."""
+        return self.num_logits if self.spread is None else self.spread.num_logits
 
 
 WIDE = ("token_ids", "positions", "out_slots", "logits_rows")

@@ -11,11 +11,12 @@ So all heads attend to one vector of each token, ``[rotated part | latent]``, wh
 
 import torch
 
-from ...kernels import paged_attention, rope_write_kv
+from ...kernels import rope_write_kv
 from ..memory import KVPool
 from ..weights.config_parts import Latent
 from .adapters import AdapterRows
 from .batch import ForwardBatch
+from .keys import LayerKeys, LocalKeys
 from .linear import Linear
 from .norm import RMSNorm
 
@@ -59,13 +60,12 @@ class LatentAttention:
         self.output = output
         self.layer = layer
         self.num_heads, self.sizes, self.scale = num_heads, sizes, scale
+        self.keys: LayerKeys = LocalKeys()
 
     def __call__(self, x: torch.Tensor, batch: ForwardBatch, kv: KVPool, cos_sin: torch.Tensor) -> torch.Tensor:
         q = self.write(x, batch, kv, cos_sin)
-        vectors = kv.k[self.layer]
-        inputs = (q, vectors, vectors, batch.slot_table, batch.row_ids, batch.query_starts, batch.kv_lens)
-        mixed = paged_attention(*inputs, scale=self.scale)  # [T, H, R + L]
-        latents = mixed[:, :, self.sizes.rope_dim :].transpose(0, 1)  # [H, T, L]
+        mixed = self.keys.attend(q, batch, kv, self.layer, scale=self.scale, first=self.sizes.rope_dim)  # [T, H, L]
+        latents = mixed.transpose(0, 1)  # [H, T, L]
         values = torch.bmm(latents, self.value_up).transpose(0, 1)  # [T, H, V]
         return self.output(values.flatten(1), batch.adapters)
 
@@ -79,8 +79,9 @@ class LatentAttention:
         vector = self.compress(x, batch.adapters)  # [T, R + L]
         latent, _ = self.latent_norm(vector[:, rotated:].contiguous())
         vector = torch.cat((vector[:, :rotated], latent), dim=1).unsqueeze(1)  # [T, 1, R + L]
-        cache = kv.k[self.layer]
-        rope_write_kv(q, vector, None, cos_sin, batch.positions, cache, cache, batch.out_slots)
+        k_cache, v_cache, slots = self.keys.places(batch, kv, self.layer)
+        rope_write_kv(q, vector, None, cos_sin, batch.positions, k_cache, v_cache, slots)
+        self.keys.keep(k_cache, v_cache, batch, kv, self.layer)
         return q
 
     @property

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from ..layers.adapters import AdapterRows
 from ..layers.attention import Attention
-from ..layers.batch import ForwardBatch
+from ..layers.batch import ForwardBatch, StepArrays
 from ..layers.embedding import EmbeddingTable
 from ..layers.latent_attention import LatentAttention
 from ..layers.linear import LMHead
@@ -77,6 +77,26 @@ class Stage(Protocol):
         ...
 
 
+class HeldSlots(Protocol):
+    """Which slots of each row's context lie in this rank's pool. It is written by each step."""
+
+    def batch(self, step: StepArrays) -> ForwardBatch:
+        """The step as this rank runs it."""
+        ...
+
+
+class KeyHolders(Protocol):
+    """The ranks that have the same layers and other keys and values of every sequence."""
+
+    def slots(self, *, pool_slots: int, max_rows: int, max_len: int) -> HeldSlots:
+        """Those of a new slot table; the pool's last slot belongs to no token."""
+        ...
+
+    def gathered(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """The head's input [L, C] of the whole step, of what each rank has; [L, any number] on ranks without a head."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """``dtype`` is of activations, ``kv_dtype`` of keys and values.
@@ -98,6 +118,7 @@ class Model:
     is_split: bool = False  # one rank's share: its layers wait for other ranks, which a tape cannot
     first_layer: int = 0
     stage: Stage | None = None
+    sequence: KeyHolders | None = None
 
     @property
     def needs_torch_threads(self) -> bool:
@@ -132,11 +153,12 @@ class Model:
             before = residual = stage.receive()
             x = torch.zeros_like(before, dtype=self.dtype)  # all of it is in ``before``
         if stage is None or stage.is_last:
-            return self.run_body(x, residual, batch, kv, before=before)
+            features = self.run_body(x, residual, batch, kv, before=before)
+            return features if self.sequence is None else self.sequence.gathered(features, batch)
         x, added, residual = self._run(self.layers, x, before, residual, batch, kv)
         assert added is not None, "a stage has layers"
         stage.send(added + x)
-        return x.new_empty((batch.num_logits, 0))
+        return x.new_empty((batch.num_logits_of_step, 0))
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:  # [T], [T] -> [T, C]
         x = self.embedding(token_ids)
@@ -194,10 +216,12 @@ class Model:
         last = self.layers[-1]
         x, total = last.attention_norm(x, added)
         residual = residual if added is None else total
-        if not batch.num_logits:
+        if not batch.num_logits_of_step:
             last.attention.write(x, batch, kv, last.cos_sin)
             return x[:0]
         x = last.attention(x, batch, kv, last.cos_sin)
+        if not batch.num_logits:
+            return x[:0]
         if batch.num_logits < batch.num_tokens:
             x, residual = x[batch.logits_rows], residual[batch.logits_rows]
         x, residual = last.feed_forward(x, residual, batch.logits_adapters)

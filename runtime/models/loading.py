@@ -49,9 +49,8 @@ _KV_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LayerRun:
-    """Neighbouring layers of a model, the embedding if the first of these begins with it, and the norm and head if
-    they end with them. ``experts``: those of each mixture; None: all. ``spare_experts``: places after these that are
-    filled later.
+    """Neighbouring layers of a model, with the last norm if they are the last; and whether it has embedding and head.
+    ``experts``: those of each mixture; None: all. ``spare_experts``: places after these that are filled later.
     """
 
     layers: range
@@ -163,13 +162,14 @@ class _Loader:
     def model(self, num_positions: int) -> Model:
         self.names.refuse_strangers(self.file.names(), source=str(self.file.path))
         config, run = self.config, self.run
+        is_last = run.layers.stop == config.num_layers
         embedding, logits = self.ends()
         table_of = cache(lambda kind: self.rope_table(kind, num_positions))
         return Model(
             config=config,
             embedding=embedding,
             layers=tuple(self.layer(i, table_of(self.rope_kind(i))) for i in run.layers),
-            norm=self.norm(self.names.of_model("norm"), config.hidden_size) if run.has_head else NoNorm(),
+            norm=self.norm(self.names.of_model("norm"), config.hidden_size) if is_last else NoNorm(),
             head=LMHead(logits, cap=config.logits_cap),
             max_positions=num_positions,
             positions=self.positions() if config.learned_positions and run.has_embedding else None,

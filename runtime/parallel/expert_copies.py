@@ -39,12 +39,13 @@ class ExpertCopies:
 
     def __init__(self, model: Model, group: Group, config: EngineConfig) -> None:
         self._group, self._mesh, self._num_spare = group, Mesh.of(config), config.expert_copies
+        self._heads = range(0, self._mesh.size, self._mesh.stage_size)  # the first rank of each stage
         self._own: list[tuple[int, CopiedExperts]] = []
         for i, layer in enumerate(model.layers, start=model.first_layer):
             if isinstance(layer.mlp, SplitExperts) and layer.mlp.copies is not None:
                 self._own.append((i, layer.mlp.copies))
         shape = model.config
-        stages = [self._mesh.layers_of(shape, stage).layers for stage in range(self._mesh.pipeline)]
+        stages = [self._mesh.layers_of(shape, head).layers for head in self._heads]
         self._num_turns = max(sum(map(shape.has_experts, layers)) for layers in stages)
         self._turn = self._num_tokens = self.num_copied = 0
         self._reports: dict[int, MixtureReport] = {}
@@ -60,11 +61,10 @@ class ExpertCopies:
         """Between two steps."""
         self._num_tokens = 0
         found = [self._review_own()]
-        heads = [self._mesh.ranks_of(stage)[0] for stage in range(1, self._mesh.pipeline)]
-        if self._group.rank in heads:
+        if self._group.rank in self._heads[1:]:
             self._group.send(found[0], 0)
         elif self._group.rank == 0:
-            found += [self._group.receive(torch.empty_like(found[0]), head) for head in heads]
+            found += [self._group.receive(torch.empty_like(found[0]), head) for head in self._heads[1:]]
             for one in found:
                 self._take(one.numpy())
         self._turn += 1

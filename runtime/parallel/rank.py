@@ -55,7 +55,7 @@ class Rank:
         model = self.model
         kv = KVPool.for_model(
             model.config,
-            num_slots=shape.num_slots,
+            num_slots=Mesh.of(self.config).pool_slots(shape.num_slots),
             dtype=model.kv_dtype,
             device=model.device,
             num_layers=len(model.layers),

@@ -11,6 +11,7 @@ Shares are neighbours, and their sizes differ by one piece at most. (Megatron-LM
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm
@@ -156,11 +157,12 @@ def piece_len_of(file: WeightFile) -> int:
 class SharedFile:
     """A weight file as one rank reads it: ``config`` and every tensor are those of the rank's share.
 
-    ``read_bytes``: the bytes of each tensor that was read, as the file stores them.
+    ``read_bytes``: the bytes of each tensor that was read, as the file stores them. ``not_copied``: which of its
+    tensors, by our keys, sequence-parallel ranks do not all read; None: there is one of these ranks alone.
     """
 
-    def __init__(self, file: WeightFile, share: Share) -> None:
-        self._file, self._share = file, share
+    def __init__(self, file: WeightFile, share: Share, *, not_copied: Set[str] | None = None) -> None:
+        self._file, self._share, self._not_copied = file, share, not_copied
         self.format, self.path = file.format, file.path
         self.config = share.local_config()
         self.read_bytes: dict[str, int] = {}
@@ -199,7 +201,9 @@ class SharedFile:
     def replicated_bytes(self) -> int:
         """Of the tensors that every rank of these layers reads whole."""
         if self._share.size == 1:
-            return 0
+            if self._not_copied is None:
+                return 0
+            return sum(size for name, size in self.read_bytes.items() if self._parts.key(name) not in self._not_copied)
         whole = (name for name in self.read_bytes if self._parts.of(name) is None)
         return sum(self.read_bytes[name] for name in whole if not self._parts.is_added_once(name))
 
@@ -281,6 +285,10 @@ class _Parts:
         axis, length = self._lengths.get(self._names.get(name, ""), (0, 0))
         if length and shape[axis] != length:
             raise UnknownModel(f"{source}: tensor {name} is {list(shape)}, but its config asks for {length} of these")
+
+    def key(self, name: str) -> str:
+        """Ours for a tensor of the file, or ""."""
+        return self._names.get(name, "")
 
     def is_added_once(self, name: str) -> bool:
         return self._names.get(name) in _ADDED_ONCE

@@ -23,6 +23,7 @@ from .experts import SplitExperts
 from .group import Group
 from .mesh import Mesh
 from .pipeline import PipelineStage
+from .sequence import SequenceRanks, SpreadKeys
 from .sharding import Share, SharedFile, even_parts, piece_len_of, share_of
 from .tensor import RowLinear, SplitEmbedding, SplitHead, SplitMoE
 
@@ -38,7 +39,8 @@ class RankSplit:
         assert group.size == mesh.size
         self.group, self.mesh, self._expert_copies = group, mesh, expert_copies
         self.stage = mesh.stage_of(group.rank)
-        self._tensor = group.part(mesh.ranks_of(self.stage))  # the ranks that share this one's layers
+        self._tensor = group.part(mesh.tensor_ranks(group.rank))  # the ranks that share this one's layers
+        self._sequence = group.part(mesh.sequence_ranks(group.rank))  # those that have the other slots
         self.source: SharedFile | None = None
         self._share: Share | None = None
         self._piece_len = 0
@@ -52,7 +54,8 @@ class RankSplit:
         self._piece_len = piece_len_of(file)
         self._share = self._share_of(file.config, self._tensor.rank)
         self._refuse_copies(file.config)
-        self.source = SharedFile(file, self._share)
+        own = {"head"} if self.run(file.config).has_embedding else {"head", "embedding"}  # a tied head is an embedding
+        self.source = SharedFile(file, self._share, not_copied=own if self.mesh.sequence > 1 else None)
         return self.source
 
     def _share_of(self, config: ModelConfig, tensor_rank: int) -> Share:
@@ -71,7 +74,7 @@ class RankSplit:
             )
 
     def run(self, config: ModelConfig) -> LayerRun:
-        layers = self.mesh.layers_of(config, self.stage)
+        layers = self.mesh.layers_of(config, self.group.rank)
         return replace(layers, experts=self.share.experts, spare_experts=self._expert_copies)
 
     def adapter(self, adapter: Adapter) -> Adapter:
@@ -112,8 +115,8 @@ class RankSplit:
 
     def joined(self, model: Model) -> Model:
         config, mesh = self.share.config, self.mesh
-        run, last = self.run(config), mesh.pipeline - 1
-        holders = [(rank, self._share_of(config, mesh.tensor_rank_of(rank)).vocab) for rank in mesh.ranks_of(last)]
+        run = self.run(config)
+        holders = [(rank, self._share_of(config, mesh.tensor_rank_of(rank)).vocab) for rank in mesh.head_ranks()]
         embedding = model.embedding
         if self._tensor.size > 1 and run.has_embedding:
             embedding = SplitEmbedding(embedding, self.share.vocab, self._tensor)
@@ -125,10 +128,16 @@ class RankSplit:
             head=SplitHead(model.head, self.group, holders, vocab_size=config.vocab_size),
             is_split=True,
             stage=self._stage(config) if mesh.pipeline > 1 else None,
+            sequence=self._sequence_ranks(model) if mesh.sequence > 1 else None,
         )
 
+    def _sequence_ranks(self, model: Model) -> SequenceRanks:
+        for layer in model.layers:
+            layer.attention.keys = SpreadKeys(self._sequence)
+        return SequenceRanks(self._sequence, frozenset(layer.attention.window for layer in model.layers))
+
     def _stage(self, config: ModelConfig) -> PipelineStage:
-        rank, step, count = self.group.rank, self.mesh.tensor, self.mesh.pipeline
+        rank, step, count = self.group.rank, self.mesh.stage_size, self.mesh.pipeline
         return PipelineStage(
             self.group,
             num_stages=count,

@@ -7,7 +7,7 @@ tokens also prefills b * isl / osl tokens. The time between two tokens of an ans
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...protocol.errors import InvalidParams
 from .hardware import Hardware
@@ -22,7 +22,8 @@ MAX_BATCH = 4096
 class Goal:
     """Prompts of ``isl`` tokens, answers of ``osl``; first token within ``ttft_s``, each next one within ``tpot_s``.
 
-    ``cached_share``: share of a prompt that the prefix cache holds. ``chunk``: most prompt tokens of a step.
+    ``cached_share``: share of a prompt that the prefix cache holds, images included. ``chunk``: most prompt tokens of a
+    step. ``images``: of a prompt, beside its ``isl`` tokens of text.
     """
 
     isl: int
@@ -31,6 +32,7 @@ class Goal:
     tpot_s: float = math.inf
     cached_share: float = 0.0
     chunk: int = 512
+    images: int = 0
 
     def __post_init__(self) -> None:
         for name in ("isl", "osl", "ttft_s", "tpot_s", "chunk"):
@@ -93,6 +95,10 @@ def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal, *, split: D
             f"those with links",
             where="tensor_parallel",
         )
+    if goal.images:
+        if shape.tower is None:
+            raise InvalidParams(f"images={goal.images}: {shape.name} reads text only; give a model that reads images")
+        goal = replace(goal, isl=goal.isl + goal.images * shape.tower.tokens)
     share = split.share(shape)
     free = hardware.memory_bytes * MEMORY_SHARE - share.weights_size_bytes
     slots = max(0, int(free / share.slot_size_bytes))
@@ -131,6 +137,8 @@ def best_split(shape: ModelShape, hardware: Hardware, goal: Goal, *, devices: in
     if devices < 1:
         raise InvalidParams(f"devices={devices}: give 1 or more")
     sizes = [size for size in range(1, devices + 1) if devices % size == 0]
+    if shape.tower is not None:
+        sizes = [1]  # such a model is not split
     splits = [
         DeviceSplit(tensor, pipeline, expert)
         for tensor in sizes
@@ -180,8 +188,13 @@ def _times(
         pipeline_parallel=split.pipeline,
         expert_parallel=split.expert,
     )
+    images_s = 0.0
+    if goal.images and shape.tower is not None:
+        images_s = goal.images * (1 - goal.cached_share) * shape.tower.image_s(hardware)
+        step = replace(step, images=batch * images_s / goal.osl)
     # On average a prompt arrives in the middle of a step.
-    return math.ceil(new_prompt / chunk) * chunk_step.total + step.total / 2, step.total, step
+    ttft_s = images_s + math.ceil(new_prompt / chunk) * chunk_step.total + step.total / 2
+    return ttft_s, step.total, step
 
 
 def _broken(goal: Goal, ttft_s: float, tpot_s: float) -> str:

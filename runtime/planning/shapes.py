@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from ...protocol.errors import InvalidParams, Unsupported
 from ..weights.model_config import ModelConfig
+from ..weights.vision_config import has_vision, read_vision_config
+from .towers import TowerShape
 
 if TYPE_CHECKING:
     from ..weights import WeightFile
@@ -40,6 +42,7 @@ class ModelShape:
     experts_per_token: int = 0
     experts_held: int = 0  # of a rank with a share of them; 0: all
     spare_experts: int = 0  # places for copies of other ranks' experts
+    tower: TowerShape | None = None  # of a model that reads images
 
     def __post_init__(self) -> None:
         if self.weight_bits not in WEIGHT_BYTES:
@@ -82,6 +85,8 @@ class ModelShape:
             if columns and rows != file.config.vocab_size:
                 sizes[bits_of(tensor)] += rows * columns[0]
         shape = cls.of_config(name, file.config)
+        if has_vision(file.path):
+            shape = replace(shape, tower=TowerShape.of_config(read_vision_config(file.path), shape.hidden))
         if sizes[16] or not sizes[4]:
             return replace(shape, weight_bits=16 if sizes[16] else 8)
         return replace(shape, weight_bits=4, eight_bit_share=sizes[8] / sizes.total())
@@ -95,6 +100,8 @@ class ModelShape:
         ``stages`` have some of the layers, ``expert_parts`` of the ranks have some of the experts, and memory for
         ``expert_copies`` others of each layer.
         """
+        if self.tower is not None and (ranks > 1 or stages > 1):
+            raise Unsupported(f"{self.name} reads images; the engine runs such models on one device")
         if not 1 <= ranks <= self.num_heads:
             raise InvalidParams(f"tensor_parallel={ranks}: {self.name} has {self.num_heads} heads; give 1 to that many")
         if not 1 <= stages <= self.num_layers:
@@ -167,8 +174,9 @@ class ModelShape:
 
     @property
     def weights_size_bytes(self) -> float:
-        """In memory: layers, head, and a 16-bit embedding unless it is tied to the head."""
+        """In memory: layers, head, a 16-bit embedding unless it is tied to the head, and the image encoder."""
         layers = self.num_layers * self.layer_weights * self.layer_weight_bytes
+        layers += 0.0 if self.tower is None else self.tower.size_bytes
         return layers + self.head_weights * (WEIGHT_BYTES[self.head_bits] + (0.0 if self.tied else 2.0))
 
     @property

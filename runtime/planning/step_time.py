@@ -16,7 +16,9 @@ SMALL_KERNELS = 4  # of them, without products and attention
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds by part, as in ``phloem bench --profile``. ``num_collectives`` and ``sent_bytes`` are of one rank."""
+    """Seconds by part, as in ``phloem bench --profile``. ``num_collectives`` and ``sent_bytes`` are of one rank.
+    ``images``: of encoding images meanwhile, on the same device.
+    """
 
     linear: float
     attention: float
@@ -26,10 +28,12 @@ class StepTime:
     collectives: float = 0.0
     num_collectives: int = 0
     sent_bytes: float = 0.0
+    images: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.linear + self.attention + self.small_ops + self.head + self.host + self.collectives
+        parts = self.linear + self.attention + self.small_ops + self.head + self.host
+        return parts + self.collectives + self.images
 
 
 def step_time(

@@ -8,11 +8,32 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
 # What torch's meta device computes shapes with: a quarter of the time of ``import torch``, and no engine asks for it.
-LATE = frozenset({"torch._meta_registrations"})
+_META = frozenset({"torch._meta_registrations"})
+# Parts of ``import torch`` for training and export. Of torch 2.13: torch's modules import each other in circles, so
+# that another version may need another order.
+_OF_TRAINING = frozenset(
+    f"torch.{name}"
+    for name in (
+        "distributions",
+        "export",
+        "masked",
+        "nn.intrinsic",
+        "nn.qat",
+        "optim",
+        "quantization",
+        "utils.data",
+    )
+)
+
+
+def late_names(torch_version: str) -> frozenset[str]:
+    """The modules that an engine's process imports late."""
+    return _META | _OF_TRAINING if torch_version.startswith("2.13.") else _META
 
 
 class LateImport:
@@ -50,6 +71,6 @@ class _LateLoader(Loader):
         vars(module)["__getattr__"] = run_and_get  # PEP 562
 
 
-def import_late(names: frozenset[str] = LATE) -> None:
+def import_late() -> None:
     """From now on, in this process; a module that is imported already stays as it is."""
-    sys.meta_path.insert(0, LateImport(names))
+    sys.meta_path.insert(0, LateImport(late_names(version("torch"))))

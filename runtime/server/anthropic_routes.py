@@ -1,5 +1,7 @@
 """Anthropic's Messages API: ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
+from collections.abc import Mapping, Sequence
+
 from fastapi import APIRouter, Request, Response
 
 from ...cluster.prompts import first_prompt
@@ -10,6 +12,7 @@ from . import answers as a
 from .anthropic_forms import MessageForm
 from .anthropic_schemas import CountRequest, MessagesRequest
 from .conversation import Chat
+from .image_parts import ImageUrl
 from .openapi import answers, body_of
 from .response import GenerationResponse
 from .schemas import check_sampling
@@ -30,21 +33,33 @@ def anthropic_routes(service: Service) -> APIRouter:
     )
     async def messages(http: Request) -> Response:
         """Anthropic's Messages API."""
-        return await service.respond(http, MessagesRequest, lambda request: respond(request, http.url.path))
+        return await service.respond_with_images(
+            http, MessagesRequest, images_of, lambda request, fetched: respond(request, http.url.path, fetched)
+        )
 
-    def respond(request: MessagesRequest, path: str) -> Response:
+    def images_of(request: MessagesRequest) -> Sequence[ImageUrl]:
+        service.adapter_of(request.model)
+        return request.images
+
+    def respond(request: MessagesRequest, path: str, fetched: Mapping[str, bytes]) -> Response:
         adapter = service.adapter_of(request.model)
         params = request.sampling()
         check_sampling(params, vocab_size=welcome.vocab_size, names={"stop": "stop_sequences"})
         check_thinking(request)
         settings = request.settings(path, adapter=adapter)
-        asked = model.ask(request.conversation(), params, settings=settings, stream=bool(request.stream))
+        is_stream = bool(request.stream)
+        asked = model.ask(request.conversation(), params, settings=settings, stream=is_stream, fetched=fetched)
 
         def form_for(program: str) -> MessageForm:
             return MessageForm(program, adapter or service.model_name, asked.reader, max_tokens=params.max_tokens)
 
         return GenerationResponse(
-            service.bridge, asked.job, form_for, stream=bool(request.stream), metrics=service.metrics
+            service.bridge,
+            asked.job,
+            form_for,
+            stream=is_stream,
+            metrics=service.metrics,
+            keep=lambda result: model.keep(asked, result),
         )
 
     def check_thinking(request: CountRequest) -> None:

@@ -56,20 +56,27 @@ class ImageSource(Strict):
     data: str
 
 
-def _in_the_request(source: Any) -> Any:
+class ImageAddress(Strict):
+    type: Literal["url"]
+    url: str
+
+
+def _known_source(source: Any) -> Any:
     kind = source.get("type") if isinstance(source, dict) else None
-    if isinstance(kind, str) and kind != "base64":
-        message = f"an image source of type {kind!r} is not supported: images are not fetched; send type 'base64'"
+    if isinstance(kind, str) and kind not in ("base64", "url"):
+        message = f"an image source of type {kind!r} is not supported; send type 'base64' or 'url'"
         raise PydanticCustomError("unsupported", "{message}", {"message": message})
     return source
 
 
 class ImageBlock(Block):
     type: Literal["image"]
-    source: Annotated[ImageSource, BeforeValidator(_in_the_request)]
+    source: Annotated[ImageSource | ImageAddress, Field(discriminator="type"), BeforeValidator(_known_source)]
 
     @property
     def url(self) -> str:
+        if isinstance(self.source, ImageAddress):
+            return self.source.url
         return f"data:{self.source.media_type};base64,{self.source.data}"
 
 
@@ -348,13 +355,17 @@ class CountRequest(Strict):
             grammar=self.grammar(),
             may_think=self.thinking is None or self.thinking.type != "disabled",
             prefill=self.prefill,
-            images=[
-                ImageUrl(block.url, f"messages.{i}.content", "image")
-                for i, message in enumerate(self.messages)
-                for block in message.blocks
-                if isinstance(block, ImageBlock)
-            ],
+            images=self.images,
         )
+
+    @property
+    def images(self) -> list[ImageUrl]:
+        return [
+            ImageUrl(block.url, f"messages.{i}.content", "image")
+            for i, message in enumerate(self.messages)
+            for block in message.blocks
+            if isinstance(block, ImageBlock)
+        ]
 
 
 def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:

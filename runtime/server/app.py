@@ -42,6 +42,7 @@ from .openapi import answers, document, errors_as
 from .operator_routes import operator_routes
 from .page import page_routes
 from .program_routes import program_routes
+from .remote_images import AllowedHosts, RemoteImages
 from .response_store import ResponseStore
 from .responses_routes import responses_routes
 from .service import Service, fault_response, json_response
@@ -80,6 +81,7 @@ def create_app(
     has_page: bool = True,
     tracer: Tracer | None = None,
     takes_adapters: bool = False,
+    image_hosts: AllowedHosts | None = None,
 ) -> FastAPI:
     """An application that answers through ``client``; the caller closes the client.
 
@@ -90,6 +92,7 @@ def create_app(
     the engine's limit for one submit.
     ``has_page``: whether ``/`` shows the page. ``tracer``: makes the spans of requests; None: there are none.
     ``takes_adapters``: whether operators can load adapters, which the engine's ``adapter_folder`` holds.
+    ``image_hosts``: from which images are fetched; None: from none.
     ``supervisor``: of the client's engines, for the pages of operators. ``stored``: limits of the stored responses.
     """
     keys = keys or (Keys.of_one(api_key) if api_key else Keys({}))
@@ -108,6 +111,7 @@ def create_app(
         has_page=has_page,
         tracer=tracer,
         takes_adapters=takes_adapters,
+        image_hosts=image_hosts,
     )
     add_document(app, app, needs_key=not keys.is_open)
     add_gate(
@@ -135,6 +139,7 @@ def model_app(
     has_page: bool,
     tracer: Tracer | None,
     takes_adapters: bool,
+    image_hosts: AllowedHosts | None,
     other_names: frozenset[str] = frozenset(),
 ) -> FastAPI:
     """The routes of one model, without a gate. ``app.state.service`` is its service."""
@@ -149,6 +154,7 @@ def model_app(
         metrics=metrics,
         supervisor=supervisor,
         takes_adapters=takes_adapters,
+        remote_images=RemoteImages(image_hosts) if image_hosts else None,
         other_names=other_names,
     )
     app = app_of([service])

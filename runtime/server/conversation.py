@@ -4,7 +4,7 @@ Tools are written in the model's own format where its template has one, else in 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,59 +19,15 @@ from ...protocol.sampling import SamplingParams
 from ...protocol.thinking_splitter import ThinkingSplitter
 from ...protocol.tool_format import ToolFormat
 from ..tokenizer import Tokenizer
+from ..tokenizer.tokenizer import LONG_TEXT
 from .image_parts import ImageUrl, with_images
-from .jobs import Job, Part, make_job
+from .jobs import Job, Part, Result, make_job
+from .remote_images import NONE_FETCHED
 from .service import Service
+from .tenants import sender_of_request
+from .written import Written
 
-
-@dataclass(frozen=True, slots=True)
-class WrittenAnswer:
-    """``text`` begins at character ``at`` of part ``part`` of the prompts after it; the model wrote ``token_ids``."""
-
-    part: int
-    at: int
-    text: str
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The last prompt of a conversation, as the template rendered it, and the answers in it and to it."""
-
-    prompt: list[Part]
-    answers: tuple[WrittenAnswer, ...] = ()
-
-    def with_answer(self, text: str, token_ids: tuple[int, ...]) -> "Written":
-        """With the answer to the prompt."""
-        last = self.prompt[-1]
-        part, at = (len(self.prompt) - 1, len(last)) if isinstance(last, str) else (len(self.prompt), 0)
-        return Written(self.prompt, (*self.answers, WrittenAnswer(part, at, text, token_ids)))
-
-    def kept_in(self, parts: list[Part]) -> list[Part]:
-        """``parts`` with the answers' own tokens in place of their texts, where ``is_in(parts)``.
-
-        Tokenized anew, a text may have other tokens, which the cache does not hold. An answer stays text where the
-        template writes it otherwise, for example because it drops reasoning.
-        """
-        kept = list(parts)
-        for answer in reversed(self.answers):
-            here = kept[answer.part] if answer.part < len(kept) else ()
-            if answer.text and isinstance(here, str) and here.startswith(answer.text, answer.at):
-                cut: list[Part] = [here[: answer.at], answer.token_ids, here[answer.at + len(answer.text) :]]
-                kept[answer.part : answer.part + 1] = [part for part in cut if part]
-        return kept
-
-    def is_in(self, parts: list[Part]) -> bool:
-        """Whether ``parts`` begin with the prompt."""
-        *before, last = self.prompt
-        here = parts[len(before)] if len(before) < len(parts) else ()
-        is_same = here.startswith(last) if isinstance(here, str) and isinstance(last, str) else here == last
-        return is_same and parts[: len(before)] == before
-
-    @property
-    def size_bytes(self) -> int:
-        texts = sum(len(part) if isinstance(part, str) else 8 * len(part) for part in self.prompt)
-        return texts + sum(len(answer.text) + 8 * len(answer.token_ids) for answer in self.answers)
+SEAM_CHARS = 64  # of the prompt before an answer that are tokenized with it: a token seldom reaches further back
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +102,15 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The job of a conversation, its prompt with the earlier answers, and how its answer is read."""
+    """The job of a conversation, its prompt with the earlier answers, and how its answer is read.
+
+    ``space``: the conversations among which the answers in it were looked for.
+    """
 
     job: Job
     written: Written
     reader: AnswerReader
+    space: str
 
 
 class Chat:
@@ -176,27 +136,48 @@ class Chat:
         settings: ProgramSettings,
         n: int = 1,
         stream: bool = False,
+        fetched: Mapping[str, bytes] = NONE_FETCHED,
     ) -> Asked:
-        """Raises an InvalidRequest where the model cannot go on with ``conversation``."""
+        """``fetched``: the remote images of ``conversation``, by URL.
+
+        Raises an InvalidRequest where the model cannot go on with ``conversation``."""
         welcome = self._service.client.welcome
         for image in conversation.images:
             image.check(welcome)
-        parts, written, grammar, reader = self._prompt(conversation)
+        space = _space_of(settings)
+        parts, written, grammar, reader = self._prompt(conversation, space)
         if not params.ignore_eos:
             params = msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *self._turn_ends))
         if reader.thinking is not None and reader.thinking.is_special:
             params = msgspec.structs.replace(params, skip_special_tokens=False)
         gen = Gen(op=0, seq=0, params=params, grammar=grammar, n=n, stream=stream)
-        images = [image.read(welcome) for image in conversation.images]
+        images = [image.read(welcome, fetched) for image in conversation.images]
         whole = with_images(parts, images, token_id=welcome.image_token_id) if images else parts
-        return Asked(make_job([whole], [gen], settings=settings, limits=welcome.limits), written, reader)
+        return Asked(make_job([whole], [gen], settings=settings, limits=welcome.limits), written, reader, space)
 
-    def _prompt(self, conversation: Conversation) -> tuple[list[Part], Written, GrammarSpec | None, AnswerReader]:
+    def keep(self, asked: Asked, result: Result) -> None:
+        """Remember the answers to ``asked`` that the model spelled otherwise than the tokenizer does."""
+        tokenizer, prompt = self._service.tokenizer, asked.written.prompt
+        last = prompt[-1][-SEAM_CHARS:] if prompt and isinstance(prompt[-1], str) else ""
+        for text, candidate in zip(result.texts, result.meta.candidates, strict=True):
+            ids = list(candidate.token_ids)
+            if not text or len(text) > LONG_TEXT or tokenizer.decode(ids) != text:
+                continue  # a stop string or the end of a turn was cut off
+            if tokenizer.encode(last + text) != [*tokenizer.encode(last), *ids]:
+                self._service.written.keep(asked.space, prompt, text, candidate.token_ids)
+
+    def _prompt(
+        self, conversation: Conversation, space: str
+    ) -> tuple[list[Part], Written, GrammarSpec | None, AnswerReader]:
         """The prompt, as tokenized and as rendered, the grammar of the answer, and how the answer is read."""
         service, tools = self._service, conversation.tools
         parts = prompt_of(conversation, service)
         written = conversation.written
-        rendered = Written(list(parts), written.answers if written is not None and written.is_in(parts) else ())
+        answers = service.written.found_in(space, parts)
+        if written is not None and written.is_in(parts):
+            known = {(one.part, one.at) for one in written.answers}
+            answers = (*written.answers, *[one for one in answers if (one.part, one.at) not in known])
+        rendered = Written(list(parts), tuple(sorted(answers, key=lambda one: (one.part, one.at))))
         parts = rendered.kept_in(parts)
         grammar = conversation.grammar
         if tools:
@@ -220,6 +201,13 @@ class Chat:
             parts.append(conversation.prefill)
         names = [tool["function"]["name"] for tool in tools]
         return parts, rendered, grammar, AnswerReader(service.tokenizer, self._tool_format, names, thinking)
+
+
+def _space_of(settings: ProgramSettings) -> str:
+    """Tells apart conversations that share nothing: of other tenants, cache salts and adapters."""
+    sender = sender_of_request()
+    tenant = sender.account.name if sender is not None else ""
+    return "\n".join((tenant, settings.tenant, settings.cache_salt, settings.adapter or ""))
 
 
 def prompt_of(conversation: Conversation, service: Service, *, add_generation_prompt: bool = True) -> list[Part]:

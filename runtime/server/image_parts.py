@@ -1,4 +1,4 @@
-"""Images in the messages of a chat: data URLs to bytes, and their places in a rendered prompt."""
+"""Images in the messages of a chat: their URLs to bytes, and their places in a rendered prompt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...protocol.errors import InvalidRequest, LimitExceeded, Unsupported
@@ -39,14 +39,28 @@ class ImageUrl:
             message = f"a content part of type {self.kind!r} is not supported: this model reads text only"
             raise Unsupported(message, where=self.where)
 
-    def read(self, welcome: Welcome) -> ImagePart:
-        """Raises Unsupported where the URL is no data URL, LimitExceeded where the image is too large, InvalidRequest
-        where there is no base64.
+    @property
+    def is_remote(self) -> bool:
+        return self.url[:8].lower().startswith(("http://", "https://"))
+
+    @property
+    def shown(self) -> str:
+        """For errors."""
+        return f"{self.url[:80]!a}{'...' if len(self.url) > 80 else ''}"
+
+    def read(self, welcome: Welcome, fetched: Mapping[str, bytes]) -> ImagePart:
+        """``fetched``: the bytes of remote images, by URL.
+
+        Raises Unsupported where the URL is no data URL and was not fetched, LimitExceeded where the image is too large,
+        InvalidRequest where there is no base64.
         """
+        if (data := fetched.get(self.url)) is not None:
+            return _part(data, "an image", self.where)
         begin = _DATA_URL.match(self.url)
         if begin is None:
-            shown = f"{self.url[:40]!a}{'...' if len(self.url) > 40 else ''}"
-            message = f"image URL {shown}: images are not fetched; send a data URL (data:image/png;base64,...)"
+            message = f"image URL {self.shown}: images are not fetched; send a data URL (data:image/png;base64,...)"
+            if self.is_remote:
+                message += ", or start the server with --allow-image-hosts"
             raise Unsupported(message, where=self.where)
         most = welcome.limits.max_image_bytes
         size = (len(self.url) - begin.end()) * 3 // 4
@@ -57,9 +71,13 @@ class ImageUrl:
             data = base64.b64decode(self.url[begin.end() :], validate=True)
         except (binascii.Error, ValueError) as error:
             raise InvalidRequest(f"a data URL whose base64 is damaged: {error}", where=self.where) from None
-        if not data:
-            raise InvalidRequest("a data URL of an image of 0 bytes", where=self.where)
-        return ImagePart(hashlib.sha256(data).hexdigest(), data)
+        return _part(data, "a data URL of an image", self.where)
+
+
+def _part(data: bytes, what: str, where: str) -> ImagePart:
+    if not data:
+        raise InvalidRequest(f"{what} of 0 bytes", where=where)
+    return ImagePart(hashlib.sha256(data).hexdigest(), data)
 
 
 def joined(content: str | list[dict[str, str]], more: str | list[dict[str, str]]) -> str | list[dict[str, str]]:

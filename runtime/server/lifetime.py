@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ..tokenizer import ModelTemplate, Tokenizer
+    from .remote_images import AllowedHosts
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ def serve(
     stored: StoreLimits | None = None,
     has_page: bool = True,
     tracer: Tracer | None = None,
+    image_hosts: AllowedHosts | None = None,
     on_ready: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> int:
@@ -79,7 +81,8 @@ def serve(
     ``others``: more models to serve, by name, after the one of ``config``; each has its own engines, and the engines of
     one model start after those of another. ``rules``: between the models; they may name adapters.
     ``max_concurrent``: requests that are answered at once, 0: any number. ``tls``: answers HTTPS alone. ``has_page``:
-    whether ``/`` shows the page. ``tracer``: makes the spans of requests; the caller closes it.
+    whether ``/`` shows the page. ``tracer``: makes the spans of requests; the caller closes it. ``image_hosts``: from
+    which images are fetched; None: from none.
     """
     if key_file is not None and api_key is not None:
         raise InvalidRequest("there are a key file and an API key; give one of them (see $PHLOEM_API_KEY)")
@@ -129,6 +132,7 @@ def serve(
                 has_page=has_page,
                 tracer=tracer,
                 takes_adapters=bool(config.adapter_folder),
+                image_hosts=image_hosts,
             )
             run_app(
                 app,

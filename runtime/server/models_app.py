@@ -34,6 +34,7 @@ from .metrics import ServerMetrics, split_name
 from .openai_routes import model_card
 from .openapi import answers, errors_as
 from .operator_routes import fleet_routes
+from .remote_images import AllowedHosts
 from .response import running
 from .response_store import ResponseStore
 from .routed_bodies import ANSWERS, AnswerText, prompt_of
@@ -67,6 +68,7 @@ def create_models_app(
     has_page: bool = True,
     tracer: Tracer | None = None,
     takes_adapters: bool = False,
+    image_hosts: AllowedHosts | None = None,
 ) -> FastAPI:
     """As ``create_app``, for several models. A rule's models may be adapters that are loaded now.
 
@@ -96,6 +98,7 @@ def create_models_app(
             has_page=has_page,
             tracer=tracer,
             takes_adapters=takes_adapters,
+            image_hosts=image_hosts,
             other_names=frozenset((*names, *rules)),
         )
         for model in models

@@ -1,5 +1,6 @@
 """The OpenAI-compatible endpoints: chat completions, completions, models."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,6 +12,7 @@ from . import answers as a
 from .conversation import Chat
 from .embedding_routes import add_decoder_embeddings
 from .forms import ChatForm, CompletionForm, Header, SplitChatForm
+from .image_parts import ImageUrl
 from .jobs import check_number, make_job, raw_parts
 from .openapi import answers, body_of
 from .response import GenerationResponse
@@ -61,9 +63,15 @@ def _add_chat(router: APIRouter, service: Service) -> None:
     )
     async def chat(http: Request) -> Response:
         """A conversation through the model's own template."""
-        return await service.respond(http, ChatRequest, lambda request: respond(request, http.url.path))
+        return await service.respond_with_images(
+            http, ChatRequest, images_of, lambda request, fetched: respond(request, http.url.path, fetched)
+        )
 
-    def respond(request: ChatRequest, path: str) -> Response:
+    def images_of(request: ChatRequest) -> Sequence[ImageUrl]:
+        service.adapter_of(request.model)
+        return request.images
+
+    def respond(request: ChatRequest, path: str, fetched: Mapping[str, bytes]) -> Response:
         adapter = service.adapter_of(request.model)
         limit = request.token_limit
         params = request.sampling(max_tokens=welcome.context_len if limit is None else limit)
@@ -71,7 +79,7 @@ def _add_chat(router: APIRouter, service: Service) -> None:
         params = with_logprobs(params, (request.top_logprobs or 0) if request.logprobs else None)
         n, is_stream = request.n or 1, bool(request.stream)
         settings = request.settings(path, adapter=adapter)
-        asked = model.ask(request.conversation(), params, settings=settings, n=n, stream=is_stream)
+        asked = model.ask(request.conversation(), params, settings=settings, n=n, stream=is_stream, fetched=fetched)
 
         def form_for(program: str) -> ChatForm:
             header = Header.new("chatcmpl", program, adapter or service.model_name)
@@ -82,7 +90,14 @@ def _add_chat(router: APIRouter, service: Service) -> None:
                 header, service.tokenizer, n=n, logprobs=logprobs, include_usage=usage, reader=asked.reader
             )
 
-        return GenerationResponse(service.bridge, asked.job, form_for, stream=is_stream, metrics=service.metrics)
+        return GenerationResponse(
+            service.bridge,
+            asked.job,
+            form_for,
+            stream=is_stream,
+            metrics=service.metrics,
+            keep=lambda result: model.keep(asked, result),
+        )
 
 
 def _add_completions(router: APIRouter, service: Service) -> None:

@@ -22,13 +22,21 @@ from .service import disconnected, note_fault
 
 
 class GenerationResponse(Response):
-    """Starts the generation when it is sent. ``form_for`` makes the form from the program's id.
+    """Starts the generation when it is sent. ``form_for`` makes the form from the program's id. ``keep`` is called with
+    each result before the answer's end is sent.
 
     The status waits for the engine's first event, so that a request that the engine refuses gets an error status.
     """
 
     def __init__(
-        self, bridge: Bridge, job: Job, form_for: Callable[[str], Form], *, stream: bool, metrics: ServerMetrics
+        self,
+        bridge: Bridge,
+        job: Job,
+        form_for: Callable[[str], Form],
+        *,
+        stream: bool,
+        metrics: ServerMetrics,
+        keep: Callable[[Result], None] = lambda result: None,
     ) -> None:
         super().__init__()
         self._bridge = bridge
@@ -36,6 +44,7 @@ class GenerationResponse(Response):
         self._form_for = form_for
         self._is_stream = stream
         self._metrics = metrics
+        self._keep = keep
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = await RunningJob.begin(self._bridge, self._job)
@@ -47,6 +56,8 @@ class GenerationResponse(Response):
                 results = await self._send_stream(generation, form, scope, send)
             else:
                 results = await generation.results()
+                for result in results:
+                    self._keep(result)
                 await _send_whole(send, form.whole(results))
         except errors.Cancelled:
             if not watch.done():  # the client is still there: tell it
@@ -77,6 +88,8 @@ class GenerationResponse(Response):
             body = form.failure(fault)
         else:
             results.sort(key=lambda result: result.prompt)
+            for result in results:
+                self._keep(result)
             body = form.closing(results)
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return results

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..config import StoreLimits
-from .conversation import Written
+from .written import Written
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from ...protocol import errors
 from . import answers as a
 from .conversation import Chat
 from .faults import Fault, HttpError
+from .image_parts import ImageUrl
 from .jobs import Result
 from .openapi import answers, body_of
 from .response import GenerationResponse
@@ -37,9 +39,15 @@ def responses_routes(service: Service, store: ResponseStore) -> APIRouter:
     async def create(http: Request) -> Response:
         """OpenAI's Responses API."""
         owner = _owner(http)
-        return await service.respond(http, ResponsesRequest, lambda request: respond(request, http.url.path, owner))
+        return await service.respond_with_images(
+            http, ResponsesRequest, images_of, lambda request, fetched: respond(request, http.url.path, owner, fetched)
+        )
 
-    def respond(request: ResponsesRequest, path: str, owner: bytes) -> Response:
+    def images_of(request: ResponsesRequest) -> Sequence[ImageUrl]:
+        service.adapter_of(request.model)
+        return request.images
+
+    def respond(request: ResponsesRequest, path: str, owner: bytes, fetched: Mapping[str, bytes]) -> Response:
         adapter = service.adapter_of(request.model)
         params = request.sampling(max_tokens=welcome.context_len)
         check_sampling(params, vocab_size=welcome.vocab_size, names={"max_tokens": "max_output_tokens"})
@@ -50,7 +58,8 @@ def responses_routes(service: Service, store: ResponseStore) -> APIRouter:
         written = None if before is None or before.model != service.model_name else before.written
         conversation = request.continued(messages, written)
         is_stream = bool(request.stream)
-        asked = model.ask(conversation, params, settings=request.settings(path, adapter=adapter), stream=is_stream)
+        settings = request.settings(path, adapter=adapter)
+        asked = model.ask(conversation, params, settings=settings, stream=is_stream, fetched=fetched)
         if request.has_logprobs and not asked.reader.is_plain:
             message = "include: log-probabilities are of answers that are text alone, without tools and reasoning"
             raise errors.Unsupported(message, where="include")
@@ -75,7 +84,14 @@ def responses_routes(service: Service, store: ResponseStore) -> APIRouter:
                 keep=keep,
             )
 
-        return GenerationResponse(service.bridge, asked.job, form_for, stream=is_stream, metrics=service.metrics)
+        return GenerationResponse(
+            service.bridge,
+            asked.job,
+            form_for,
+            stream=is_stream,
+            metrics=service.metrics,
+            keep=lambda result: model.keep(asked, result),
+        )
 
     def found(id: str, owner: bytes) -> StoredResponse:
         stored = store.get(id, owner)

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from ...constrained.spec import GrammarSpec
 from ...protocol.messages import ProgramSettings
 from ...protocol.sampling import SamplingParams
-from .conversation import Conversation, Written
+from .conversation import Conversation
 from .image_parts import IMAGE, ImageUrl, joined
 from .schemas import (
     LIST,
@@ -28,6 +28,7 @@ from .schemas import (
     with_rows,
 )
 from .tenants import tenant_of_user
+from .written import Written
 
 LOGPROBS = "message.output_text.logprobs"
 

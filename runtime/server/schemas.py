@@ -615,12 +615,16 @@ class ChatRequest(OpenAISampling):
             is_parallel=self.parallel_tool_calls is not False,
             grammar=self.grammar(),
             may_think=self.reasoning_effort != "none",
-            images=[
-                ImageUrl(image.url, f"messages.{i}.content")
-                for i, message in enumerate(self.messages)
-                for image in message.images
-            ],
+            images=self.images,
         )
+
+    @property
+    def images(self) -> list[ImageUrl]:
+        return [
+            ImageUrl(image.url, f"messages.{i}.content")
+            for i, message in enumerate(self.messages)
+            for image in message.images
+        ]
 
     @property
     def names(self) -> dict[str, str]:

@@ -3,9 +3,10 @@
 import asyncio
 import contextvars
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,8 +21,11 @@ from ...protocol.engine_client import EngineClient
 from ..tokenizer import ModelTemplate, Tokenizer
 from .bridge import Bridge
 from .faults import Fault, HttpError, of_validation
+from .image_parts import ImageUrl
 from .metrics import ServerMetrics
+from .remote_images import NONE_FETCHED, RemoteImages
 from .tenants import sender_of_request
+from .written import WrittenAnswers
 
 LONG_BODY_BYTES = 16_000  # a longer body is read, rendered and tokenized on a thread
 
@@ -45,8 +49,10 @@ class Service:
     metrics: ServerMetrics
     supervisor: Supervised | None = None
     takes_adapters: bool = False  # while it runs, from a folder that the engine knows
+    remote_images: RemoteImages | None = None  # None: no image is fetched
     other_names: frozenset[str] = frozenset()  # of what this server serves beside the model, which no adapter may have
     started_s: float = field(default_factory=time.time)
+    written: WrittenAnswers = field(default_factory=WrittenAnswers)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="requests"))
 
     @property
@@ -113,6 +119,35 @@ class Service:
         if len(body) <= LONG_BODY_BYTES:
             return read_and_respond()
         return await self._beside(read_and_respond, request.receive)
+
+    async def respond_with_images(
+        self,
+        request: Request,
+        model: type[RequestModel],
+        images_of: Callable[[RequestModel], Sequence[ImageUrl]],
+        respond: Callable[[RequestModel, Mapping[str, bytes]], Result],
+    ) -> Result:
+        """``respond(body, fetched)`` as in ``respond``; ``fetched`` are the remote ones of ``images_of(body)``, by URL.
+
+        ``images_of`` raises what refuses the request, before anything is fetched.
+        """
+
+        def respond_or_wait(body: RequestModel) -> tuple[Sequence[ImageUrl], Callable[[Mapping[str, bytes]], Result]]:
+            images = () if self.remote_images is None else images_of(body)
+            if any(image.is_remote for image in images):
+                return images, partial(respond, body)
+            result = respond(body, NONE_FETCHED)
+            return (), lambda fetched: result
+
+        images, answer = await self.respond(request, model, respond_or_wait)
+        if not images or self.remote_images is None:
+            return answer(NONE_FETCHED)
+        for image in images:
+            image.check(self.client.welcome)
+        limits = self.client.welcome.limits
+        fetching = self.remote_images.fetch(images, max_bytes=limits.max_image_bytes, max_total=limits.max_submit_bytes)
+        fetched = await unless_disconnected(asyncio.ensure_future(fetching), request.receive)
+        return await self._beside(partial(answer, fetched), request.receive)
 
     async def _beside(self, work: Callable[[], Result], receive: Receive) -> Result:
         """``work()`` on a thread. Where the client leaves before it has begun, it is not begun."""

@@ -14,7 +14,7 @@ from ...protocol.errors import UnknownModel, Unsupported
 from ..weights.gguf_header import read_header
 from .pretokenizers import pre_tokenizer
 from .special_names import HiddenNames, end_of_text_ids, looks_like_control
-from .spelling import SPACE, byte_level_bytes, is_byte_token, sentencepiece_bytes
+from .spelling import SPACE, all_byte_level_bytes, is_byte_token, sentencepiece_bytes
 from .tokenizer import SpecialIds, SpecialToken, Tokenizer, VocabTable
 
 log = logging.getLogger(__name__)
@@ -131,20 +131,23 @@ def _byte_level(fields: _Fields) -> Tokenizer:
     hidden = frozenset(special) | unused
     vocab = fields.backend_vocab(hidden)
     merges = [_merge(fields, line) for line in fields.require("merges")]
-    reachable = [pair for pair in merges if pair[0] in vocab and pair[1] in vocab and pair[0] + pair[1] in vocab]
-    if len(reachable) < len(merges) - len(hidden):
-        log.warning("%s: %d merges name no token and are left out", fields.path, len(merges) - len(reachable))
-    backend = Backend(models.BPE(vocab, reachable, ignore_merges=pre.ignore_merges))
+    try:
+        model = models.BPE(vocab, merges, ignore_merges=pre.ignore_merges)
+    except Exception:  # what it raises for a merge that names no token
+        reachable = [pair for pair in merges if pair[0] in vocab and pair[1] in vocab and pair[0] + pair[1] in vocab]
+        if len(reachable) < len(merges) - len(hidden):
+            log.warning("%s: %d merges name no token and are left out", fields.path, len(merges) - len(reachable))
+        model = models.BPE(vocab, reachable, ignore_merges=pre.ignore_merges)
+    backend = Backend(model)
     normalizer = pre.normalizer()
     if normalizer is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = pre.build()
     _add_user_defined(backend, fields, user_defined, normalized=False)
     plain = set(user_defined)
-    token_bytes = [
-        b"" if i in hidden else text.encode() if i in plain else byte_level_bytes(text)
-        for i, text in enumerate(fields.texts)
-    ]
+    token_bytes = all_byte_level_bytes(fields.texts)
+    for i in hidden | plain:
+        token_bytes[i] = b"" if i in hidden else fields.texts[i].encode()
     table = VocabTable(fields.texts, token_bytes, special, unused)
     return Tokenizer(backend, table, fields.ids(special, add_bos=pre.add_bos))
 

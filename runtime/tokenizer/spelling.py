@@ -2,6 +2,8 @@
 
 import re
 
+import numpy as np
+
 SPACE = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -14,6 +16,7 @@ def _alphabet() -> dict[str, int]:
 
 
 BYTE_OF_CHAR = _alphabet()
+_TABLE_LEN, _NO_BYTE = 0x200, 0x100  # no character of the alphabet is as high as the first, no byte as the second
 
 
 def byte_level_bytes(token: str) -> bytes:
@@ -22,6 +25,23 @@ def byte_level_bytes(token: str) -> bytes:
         return bytes([BYTE_OF_CHAR[char] for char in token])
     except KeyError:
         return token.encode("utf-8", errors="surrogateescape")
+
+
+def all_byte_level_bytes(tokens: list[str]) -> list[bytes]:
+    """``byte_level_bytes`` of each, for a whole vocabulary."""
+    chars = np.frombuffer("".join(tokens).encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+    table = np.full(_TABLE_LEN + 1, _NO_BYTE, dtype=np.uint16)
+    for char, byte in BYTE_OF_CHAR.items():
+        table[ord(char)] = byte
+    values = table[np.minimum(chars, _TABLE_LEN)]
+    ends = np.cumsum(np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))).tolist()
+    spelled, found, start = values.astype(np.uint8).tobytes(), [], 0
+    for end in ends:
+        found.append(spelled[start:end])
+        start = end
+    for i in np.unique(np.searchsorted(ends, np.flatnonzero(values == _NO_BYTE), side="right")).tolist():
+        found[i] = byte_level_bytes(tokens[i])
+    return found
 
 
 def sentencepiece_bytes(token: str) -> bytes:

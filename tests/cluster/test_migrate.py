@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 from phloem.cluster.client import FleetClient
-from phloem.cluster.journal import Journal
 from phloem.cluster.migrate import MAX_ROUNDS, Copy, Copying, Lend, Migrated, Switch
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.errors import EngineLost, InvalidRequest
+from phloem.protocol.journal import Journal
 from phloem.protocol.ops import AnyOp
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from phloem.benchmarks.rebalance_sim import MOST, most_moves, num_back, uneven
-from phloem.cluster.journal import Journal
 from phloem.cluster.limits import FleetLimits
 from phloem.cluster.loads import Booking, Loads, Rates
 from phloem.cluster.rebalance import SETTLE_S, Rebalancing, Room, Shift, Work
@@ -19,6 +18,7 @@ from phloem.cluster.step_clock import StepClock
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.errors import InvalidParams
+from phloem.protocol.journal import Journal
 from phloem.protocol.ops import AnyOp
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig

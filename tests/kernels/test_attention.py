@@ -155,3 +155,65 @@ def test_rows_that_share_slots_get_what_they_get_alone_to_the_bit(name: str, num
             q[begin:end], k_cache, v_cache, table, row_ids[i : i + 1], local, lens[i : i + 1], scale=0.2
         )
         assert torch.equal(together[begin:end], alone)
+
+
+def spans(case: Case, *, window: int = 0, seed: int = 0) -> tuple[Tensor, Tensor | None]:
+    """For each query how many keys of its row it sees, any number in ascending order, and the first of these."""
+    rng = torch.Generator().manual_seed(seed)
+    parts = [
+        torch.randint(0, kv_len + 1, (count,), generator=rng).sort().values
+        for kv_len, count in zip(case.kv_lens, case.num_queries, strict=True)
+    ]
+    ends = torch.cat([*parts, torch.zeros(0, dtype=torch.int64)]).int()
+    return ends, (ends - window).clamp_min(0) if window else None
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (70, 2.0)])
+def test_attention_to_some_keys_of_each_row_equals_the_reference(
+    name: str, dtype: torch.dtype, window: int, soft_cap: float
+) -> None:
+    *inputs, _ = CASES[name].inputs(dtype, dtype)
+    ends, firsts = spans(CASES[name], window=window)
+    options = {"scale": 0.2, "firsts": firsts, "soft_cap": soft_cap}
+    found = kernels.partial_attention(*inputs, ends, **options)
+    expected = reference.partial_attention(*inputs, ends, **options)
+    close = {"atol": 2e-5, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, **close)
+    assert (found[1].isinf() == (ends == 0).unsqueeze(1)).all() and (found[0][ends == 0] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["mixed", "chunks"])
+def test_attention_to_all_keys_has_the_bits_of_paged_attention(name: str) -> None:
+    *inputs, kv_lens = CASES[name].inputs()
+    starts = inputs[-1].tolist()
+    ends = torch.cat(
+        [
+            torch.arange(end - count, end) + 1
+            for end, count in zip(kv_lens.tolist(), CASES[name].num_queries, strict=True)
+        ]
+    )
+    assert len(ends) == starts[-1]
+    found, _ = kernels.partial_attention(*inputs, ends.int(), scale=0.2)
+    assert torch.equal(found, kernels.paged_attention(*inputs, kv_lens, scale=0.2))
+
+
+def test_rows_that_share_slots_get_the_keys_that_they_would_get_alone_to_the_bit() -> None:
+    case = Case((1300, 1290, 1200, 600), (2, 1, 3, 1))
+    q, k_cache, v_cache, table, row_ids, starts, _ = case.inputs(torch.bfloat16, torch.bfloat16)
+    first = table[row_ids[0]].clone()
+    for row in row_ids.tolist():
+        table[row, :550] = first[:550]
+    for lows in ((513, 512, 511, 0), (1290, 1024, 600, 600)):
+        ends = torch.cat([torch.arange(low, low + count) for low, count in zip(lows, case.num_queries, strict=True)])
+        found = kernels.partial_attention(q, k_cache, v_cache, table, row_ids, starts, ends, scale=0.2)
+        for i in range(len(row_ids)):
+            begin, end = int(starts[i]), int(starts[i + 1])
+            local = torch.tensor([0, end - begin], dtype=torch.int32)
+            alone = kernels.partial_attention(
+                q[begin:end], k_cache, v_cache, table, row_ids[i : i + 1], local, ends[begin:end], scale=0.2
+            )
+            assert torch.equal(found[0][begin:end], alone[0]) and torch.equal(found[1][begin:end], alone[1])

@@ -168,7 +168,7 @@ def test_without_a_place_for_numba_s_cache_kernels_compile_all_the_same(monkeypa
         raise RuntimeError("cannot cache function '_add_one': no locator available for file 'x.py'")
 
     monkeypatch.setattr(machine_code, "_Cache", no_cache)
-    assert machine_code.machine_code(_add_one, types.int64).address
+    assert machine_code.machine_code.__wrapped__(_add_one, types.int64).address
 
 
 def test_a_kernel_is_compiled_again_when_a_source_that_it_may_call_has_changed(
@@ -178,15 +178,18 @@ def test_a_kernel_is_compiled_again_when_a_source_that_it_may_call_has_changed(
     (tmp_path / "vector.py").write_text("def callee(): return 1")
     monkeypatch.setattr(machine_code, "__file__", str(tmp_path / "machine_code.py"))
 
-    def hits() -> int:
+    def is_new() -> bool:
         machine_code.sources_digest.cache_clear()  # as in a new process
-        found: int = machine_code.machine_code(_add_one, types.int64).cache_hits
-        return found
+        code = machine_code.machine_code.__wrapped__(_add_one, types.int64)
+        number = np.array([4], dtype=np.int64)
+        machine_code.c_call(code.address, 1)(number.ctypes.data)
+        assert number == [5]
+        return code.is_new
 
-    hits()
-    assert hits() == 1
+    is_new()
+    assert not is_new()
     (tmp_path / "vector.py").write_text("def callee(): return 2")
-    assert [hits(), hits()] == [0, 1]
+    assert [is_new(), is_new()] == [True, False]
     machine_code.sources_digest.cache_clear()
 
 

@@ -343,6 +343,8 @@ def test_server_args_are_engine_options():
 def test_wrong_server_args_are_named():
     with pytest.raises(errors.Unsupported, match="dp_size=2: an engine runs on one device"):
         make_config(None, {"model_path": "m", "dp_size": 2})
+    with pytest.raises(errors.Unsupported, match=r"attn_cp_size=2: it divides .*set sequence_parallel=2 and tp_size"):
+        make_config(None, {"model_path": "m", "tp_size": 4, "attn_cp_size": 2})
     with pytest.raises(errors.Unsupported, match="dtype='int3'"):
         make_config(None, {"model_path": "m", "dtype": "int3"})
     with pytest.raises(errors.InvalidParams, match="unknown option 'mem_fraction_static'"):

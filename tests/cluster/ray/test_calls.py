@@ -13,11 +13,13 @@ from phloem.cluster.ray.calls import Hold, Holds, ServeCalls, ranked
 from phloem.cluster.ray.fleet import ServeFleet
 from phloem.cluster.ray.options import read_options
 from phloem.cluster.ray.places import EnginePlace
+from phloem.protocol import messages as m
 from phloem.protocol.errors import EngineLost, InvalidParams, Unsupported
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.tests.cluster.hosts import Asked, Host
 from phloem.tests.cluster.ray.test_places import stream
+from phloem.tests.cluster.test_client import stream as endless
 from phloem.tests.runtime.wire import wait_until
 
 
@@ -170,6 +172,17 @@ def test_a_fleet_says_why_it_has_no_engine(serve):
     with pytest.raises(Unsupported, match="replica a is Ray Serve's.* lower the number of replicas"):
         fleet.drain("a")
     fleet.close()
+
+
+def test_programs_of_a_fleet_that_is_closed_fail_as_those_of_a_lost_server_do(serve):
+    """So a client that keeps a journal sends them again, to the next server."""
+    fleet = ServeFleet(serve, client_secret="", tokenize=lambda ops: [])
+    serve.start("a")
+    assert fleet.wait(60)
+    asked = Asked(fleet.client, endless("a prompt", max_tokens=2000))
+    asked.events += asked.heard.until(m.Delta)
+    fleet.close()
+    assert "EngineLost: this server ends; send the program again" in str(asked.result()[1])
 
 
 def test_a_call_of_a_replica_that_is_gone_goes_to_another_which_answers_at_once():

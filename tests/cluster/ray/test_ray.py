@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import phloem
 import pytest
 from phloem.tests.runtime.server.test_serve import address, fleet, is_alive, running, texts
 from phloem.tests.runtime.wire import wait_until
@@ -163,6 +164,38 @@ def test_the_application_answers_through_the_end_of_an_engine_a_replica_and_its_
         assert app.process_of("Front") != front
         wait_until(lambda: app.ready() == 2)
         assert fleet(app.url)["engines_lost"] == 0, "the new front found both engines"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc, which only Linux has")
+def test_programs_at_a_front_that_is_killed_go_on_and_nobody_asks_again(tiny_model_path):
+    batch = [{"seed": seed} for seed in range(8)]
+    with (
+        application(tiny_model_path, engine={"num_threads": 1, "precision": "float32"}) as app,
+        endpoint(app) as backend,
+    ):
+        expected = [s["b"] for s in two_texts.run_batch(batch, backend=backend)]
+        front = app.process_of("Front")
+        with ThreadPoolExecutor(1) as later:
+            running = later.submit(two_texts.run_batch, batch, backend=backend)
+            wait_until(lambda: fleet(app.url)["programs"] > 0)
+            os.kill(front, signal.SIGKILL)
+            assert [s["b"] for s in running.result()] == expected
+        assert app.process_of("Front") != front
+
+
+@contextlib.contextmanager
+def endpoint(app: Application) -> Iterator[Any]:
+    backend = phloem.RuntimeEndpoint(app.url, reconnect_s=300.0)
+    try:
+        yield backend
+    finally:
+        backend.shutdown()
+
+
+@phloem.function
+def two_texts(s: Any, seed: int) -> None:
+    s += "A tree " + phloem.gen("a", seed=seed, max_tokens=200, temperature=0.9, ignore_eos=True)
+    s += "and " + str(len(s["a"])) + phloem.gen("b", seed=seed, max_tokens=200, temperature=0.9, ignore_eos=True)
 
 
 def test_autoscaling_goes_from_one_replica_to_two_and_back_and_ends_no_program(tiny_model_path):

@@ -66,7 +66,7 @@ def test_a_mask_is_the_same_after_the_caches_forgot_it(vocabulary: Vocabulary) -
         fresh.append(matcher.mask().copy())
         assert matcher.accept(token)
     grammar.machine.forget_edges()
-    for cache in (grammar.masks.known, grammar.masks.shared, grammar.masks.inner):
+    for cache in (grammar.masks.known, grammar.masks.inner):
         cache.young.clear()
         cache.old.clear()
     matcher = grammar.matcher()
@@ -151,3 +151,37 @@ def test_stacks_that_agree_as_deep_as_was_looked_share_a_mask(vocabulary: Vocabu
         config = grammar.machine.advance_bytes(grammar.start, b"[" * depth + b"1")
         masks.append(grammar.masks.of(config))
     assert masks[0] is masks[1] is masks[2]
+
+
+def test_a_name_beside_any_other_name_has_the_mask_that_trying_every_token_finds(vocabulary: Vocabulary) -> None:
+    properties = {"name": {"type": "integer"}, "na": {"const": "a"}, "the": True, "an a": {"type": "object"}, "é": {}}
+    schema = json.dumps({"properties": properties, "required": ["the"]})
+    grammar = compile("json_schema", schema, vocabulary, property_order="any", whitespace="flexible")
+    machine, masks = grammar.machine, grammar.masks
+    for text in ('{"', '{"n', '{"na', '{"name', '{"x', '{"an ', '{"the": {"name": 1}, "n'):
+        config = machine.advance_bytes(grammar.start, text.encode())
+        bits = np.unpackbits(masks.of(config).view(np.uint8), bitorder="little")
+        for token in np.flatnonzero(vocabulary.is_text).tolist():
+            assert bool(bits[token]) == (machine.advance(config, token) >= 0), (text, vocabulary.tokens[token])
+
+
+def test_masks_stay_right_and_shared_when_there_is_room_for_few(vocabulary: Vocabulary) -> None:
+    grammar = fresh_compiler(vocabulary).compile(GrammarSpec("json_schema", SCHEMA))
+    kept = grammar.masks.kept
+    text = '{"name": "the", "age": 10, "children": [{"name": "a"}, {"name": "aa", "age": 4}]}'
+    before, held = [], []
+    for room in (kept.capacity, 3):
+        kept.capacity = room
+        kept.clear()
+        grammar.masks.known.young.clear()
+        matcher = grammar.matcher()
+        for at, token in enumerate(encode(vocabulary, text)):
+            mask = matcher.mask()
+            assert mask is matcher.mask() and not mask.flags.writeable
+            held.append((mask, mask.copy()))
+            if room > 3:
+                before.append(mask.copy())
+            assert (mask == before[at]).all()
+            assert matcher.accept(token)
+        assert len(kept.rows) <= room
+    assert all((mask == copy).all() for mask, copy in held)  # also those that were forgotten

@@ -9,7 +9,7 @@ import pytest
 import torch
 from phloem.kernels import reference
 from phloem.kernels.cpu import rope as cpu_rope
-from phloem.tests.kernels.test_attention import CASES, Case
+from phloem.tests.kernels.test_attention import CASES, Case, spans
 
 attention, norm, rope, activation, edits, config = (
     importlib.import_module(f"phloem.kernels.triton.{name}")
@@ -58,6 +58,20 @@ def test_attention_with_wide_heads_that_are_key_and_value(
     q, k, _, *rows = Case(*lens, num_heads=num_heads, num_kv_heads=1, head_dim=264).inputs()
     found = attention.paged_attention(q, k, k, *rows, scale=0.06)
     torch.testing.assert_close(found, reference.paged_attention(q, k, k, *rows, scale=0.06), **close(torch.float32))
+
+
+@pytest.mark.parametrize("name", ["none", "one_token", "decode", "mixed", "latent"])
+@pytest.mark.parametrize("split_len", [0, 32])
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (20, 2.0)])
+def test_attention_to_some_keys_of_each_row(name: str, split_len: int, window: int, soft_cap: float) -> None:
+    case = {"decode": Case((100, 64, 1), (1, 1, 1)), "mixed": Case((100, 65), (1, 20))}.get(name, CASES[name])
+    *inputs, _ = case.inputs()
+    ends, firsts = spans(case, window=window)
+    options = {"scale": 0.2, "firsts": firsts, "soft_cap": soft_cap}
+    given = replace(config.CONFIGS[80].prefill, split_len=split_len)
+    found = attention.partial_attention(*inputs, ends, config=given, **options)
+    for one, other in zip(found, reference.partial_attention(*inputs, ends, **options), strict=True):
+        torch.testing.assert_close(one, other, **close(torch.float32))
 
 
 def test_keys_alone_are_written_without_values() -> None:

@@ -11,8 +11,9 @@ from phloem.protocol.errors import InvalidParams, Unsupported
 from phloem.radix_cache.object_store import ObjectStore, open_object_store
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore, loading
+from phloem.runtime.quantizing import quantize_model
 from phloem.tests.radix_cache.tiered import SPOILERS, MemoryBucket, spoil
-from phloem.tests.runtime.engine.test_tiers import PROMPTS, ask, make_engine
+from phloem.tests.runtime.engine.test_tiers import PROMPTS, ask, assert_restart_keeps_hits, make_engine
 
 URL = "s3://kv-blocks/models"
 HAS_SERVER = all(find_spec(name) is not None for name in ("obstore", "moto"))
@@ -77,6 +78,23 @@ def test_a_second_engine_and_a_restarted_one_reuse_what_the_first_computed(tiny_
     for prompt, answer in zip(PROMPTS[:2], cold[:2], strict=True):
         tokens, num_cached = run_once(tiny_model_path, url, prompt)
         assert tokens == answer and num_cached >= NUM_BLOCKS * 64
+
+
+def test_a_restart_costs_hits_of_the_unsaved_ends_of_prompts_alone(tiny_model_path, shared):
+    assert_restart_keeps_hits(tiny_model_path, shared_cache=shared[0])
+
+
+def test_8_bit_keys_and_values_come_back_from_a_bucket_with_equal_answers(tiny_model_path, shared, tmp_path):
+    # With weights of 4 bits a token's keys have equal bits in every batch.
+    model, (url, store) = quantize_model(tiny_model_path, tmp_path / "packed", "int4-g32").path, shared
+    options = {"precision": "auto", "kv_dtype": "int8", "shared_cache": url}
+    first, second = (make_engine(model, **options) for _ in range(2))
+    tokens, num_cached = ask(first, PROMPTS[0])
+    first.close()
+    assert num_cached == 0 and len(store.entries()) >= NUM_BLOCKS
+    again, num_cached = ask(second, PROMPTS[0])
+    second.close()
+    assert again == tokens and num_cached >= NUM_BLOCKS * 64
 
 
 @pytest.mark.parametrize("spoiler", SPOILERS.values(), ids=SPOILERS.keys())

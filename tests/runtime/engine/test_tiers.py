@@ -61,6 +61,37 @@ def test_after_a_restart_prefixes_come_from_disk_and_answers_are_equal(tiny_mode
     engine.close()
 
 
+TALK = "A gardener and a guest talk about trees. "
+
+
+def talk(engine: EngineCore) -> tuple[int, int, int]:
+    """Three talks that begin alike, of three turns each: prompt tokens, cached ones, and those of no whole block.
+
+    The tiny model's tokens are bytes, so that lengths of texts are lengths in tokens.
+    """
+    prompts = [TALK * 5 + f"Talk {i}. " + TALK * 3 * turn for turn in range(1, 4) for i in range(3)]
+    cached = [ask(engine, prompt)[1] for prompt in prompts]
+    return sum(map(len, prompts)), sum(cached), sum(len(prompt) % 64 for prompt in prompts)
+
+
+def assert_restart_keeps_hits(path, **options) -> None:
+    """The hit share after a restart is that before it, or less by the tokens that were in no whole block."""
+    engine = make_engine(path, **options)
+    num_tokens, num_cold, _ = talk(engine)
+    again, num_warm, num_unsaved = talk(engine)
+    assert again == num_tokens and num_warm > 0.95 * num_tokens > num_cold
+    engine.close()
+    engine = make_engine(path, **options)
+    _, num_restarted, _ = talk(engine)
+    assert num_warm - num_unsaved <= num_restarted <= num_warm
+    assert engine.tiers.counters.read > 0
+    engine.close()
+
+
+def test_a_restart_costs_hits_of_the_unsaved_ends_of_prompts_alone(tiny_model_path, tmp_path):
+    assert_restart_keeps_hits(tiny_model_path, disk_cache=str(tmp_path))
+
+
 def test_an_idle_engine_writes_blocks_to_disk(tiny_model_path, tmp_path):
     engine = make_engine(tiny_model_path, disk_cache=str(tmp_path))
     ask(engine, PROMPTS[0])

@@ -31,9 +31,9 @@ def steps(adapter: int = -1) -> list[StepPlan]:
     ]
 
 
-def executor_of(model: Model) -> Executor:
+def executor_of(model: Model, num_slots: int = 64) -> Executor:
     num_layers = len(model.layers)
-    kv = KVPool.for_model(model.config, num_slots=64, dtype=model.kv_dtype, num_layers=num_layers)
+    kv = KVPool.for_model(model.config, num_slots=num_slots, dtype=model.kv_dtype, num_layers=num_layers)
     return Executor(model, kv, max_rows=2, max_len=64)
 
 
@@ -49,7 +49,7 @@ def staged_logits(path: Path, mesh: Mesh, options: EngineConfig, adapter: int = 
         split = RankSplit(group, mesh)
         model = load_model(path, options, split=split)
         assert isinstance(model.head, SplitHead) and split.source is not None
-        executor, made = executor_of(model), []
+        executor, made = executor_of(model, mesh.pool_slots(64)), []
         with torch.inference_mode():
             for step in steps(adapter):
                 features = executor.forward(step).features

@@ -142,6 +142,19 @@ def test_stages_draw_with_the_bits_of_virtual_ranks_and_outlive_the_loss_of_rank
             assert not any(map(is_alive, [before.pid, *ranks]))
 
 
+def test_spread_slots_draw_with_the_bits_of_virtual_ranks_and_outlive_a_killed_rank(config: EngineConfig) -> None:
+    """Prompts of more than 32 tokens are shared out between the two ranks."""
+    spread = msgspec.structs.replace(config, tensor_parallel=1, expert_parallel=1, sequence_parallel=2)
+    with phloem.Runtime(spread, replicas=1) as runtime:
+        check_bits(runtime, spread, PROMPTS[:2])
+        expected = runtime.generate("slot " * 9, None, temperature=0.0, max_tokens=40, ignore_eos=True).text
+        before = runtime.fleet()[0]
+        (other,) = children(before.pid)
+        midway = ended_midway(runtime, "slot " * 9, other, signal.SIGKILL)
+        assert asyncio.run(asyncio.wait_for(midway, 240.0)) == expected
+        assert runtime.fleet()[0].restarts > before.restarts and not is_alive(other)
+
+
 def test_an_engine_on_a_thread_refuses_ranks(config: EngineConfig) -> None:
     with pytest.raises(
         Unsupported, match=r"tensor_parallel=2: an engine on a thread has one process; use phloem.Runtime"

@@ -1,4 +1,4 @@
-"""SmolLM2 with 9 query heads and 3 key/value heads, split evenly and unevenly, in float32."""
+"""SmolLM2 with 9 query heads and 3 key/value heads, split evenly and unevenly, or its slots spread, in float32."""
 
 from pathlib import Path
 
@@ -10,11 +10,13 @@ from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.runtime.models import load_model
+from phloem.runtime.parallel import sequence
 from phloem.runtime.parallel.mesh import Mesh
 from phloem.runtime.parallel.split import RankSplit
 from phloem.runtime.parallel.tensor import SplitHead
 from phloem.tests.runtime.engine.driver import Driver, prompts
 from phloem.tests.runtime.models.stepping import Stepper
+from phloem.tests.runtime.parallel.staged import staged_logits, whole_logits
 from phloem.tests.runtime.parallel.virtual import VirtualGang, VirtualGroup, run_all
 
 pytestmark = pytest.mark.model
@@ -23,16 +25,14 @@ IDS = np.random.default_rng(0).integers(1000, 40_000, 12).astype(np.int32)
 MARGIN = 1e-3  # between the two likeliest tokens: nearer ones may change places
 
 
-def config(path: Path, ranks: int) -> EngineConfig:
-    return EngineConfig(
-        model=str(path), precision="float32", max_seq_len=1024, num_slots=4096, num_threads=1, tensor_parallel=ranks
-    )
+def config(path: Path, ranks: int, split: str = "tensor_parallel") -> EngineConfig:
+    sizes = {"max_seq_len": 1024, "num_slots": 4096, "num_threads": 1}
+    return EngineConfig(model=str(path), precision="float32", **sizes, **{split: ranks})
 
 
-def answers(path: Path, ranks: int, *, count: int, length: int) -> list[list[tuple[int, float]]]:
+def answers(options: EngineConfig, *, count: int, length: int) -> list[list[tuple[int, float]]]:
     """Of each prompt the greedy tokens, and each one's margin before the next likeliest."""
-    options = config(path, ranks)
-    engine = EngineCore(options, gang=VirtualGang(options) if ranks > 1 else None)
+    engine = EngineCore(options, gang=VirtualGang(options) if options.num_ranks > 1 else None)
     driver = Driver(engine, check=False)
     params = SamplingParams(
         temperature=0.0, max_tokens=length, ignore_eos=True, return_logprob=True, top_logprobs_num=2
@@ -70,9 +70,25 @@ def test_logits_are_those_of_one_rank(smollm2_path: Path, expected_logits: torch
     assert (found - expected_logits).abs().max() <= 1e-4 * expected_logits.abs().max()
 
 
-def test_greedy_texts_of_twenty_prompts_are_those_of_one_rank(smollm2_path: Path) -> None:
-    expected, found = (answers(smollm2_path, ranks, count=20, length=8) for ranks in (1, 2))
-    for one, other in zip(found, expected, strict=True):
+def test_logits_of_spread_slots_are_those_of_one_rank(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence, "SHARED_TOKENS", 8)  # the prompt is shared out, its last tokens are not
+    options = config(smollm2_path, 1)
+    expected = whole_logits(smollm2_path, options)
+    found, _ = staged_logits(smollm2_path, Mesh(sequence=4), options)
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.fixture(scope="module")
+def expected_answers(smollm2_path: Path) -> list[list[tuple[int, float]]]:
+    return answers(config(smollm2_path, 1), count=20, length=8)
+
+
+@pytest.mark.parametrize("split", ["tensor_parallel", "sequence_parallel"])
+def test_greedy_texts_of_twenty_prompts_are_those_of_one_rank(
+    smollm2_path: Path, expected_answers: list[list[tuple[int, float]]], split: str
+) -> None:
+    found = answers(config(smollm2_path, 2, split), count=20, length=8)
+    for one, other in zip(found, expected_answers, strict=True):
         for (token, _), (wanted, margin) in zip(one, other, strict=True):
             if token != wanted:
                 assert margin <= MARGIN

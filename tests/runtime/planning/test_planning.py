@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from phloem.cli import main
-from phloem.protocol.errors import InvalidParams
+from phloem.protocol.errors import InvalidParams, Unsupported
 from phloem.runtime.planning import (
     HARDWARE,
     KV_BYTES,
@@ -19,6 +20,8 @@ from phloem.runtime.planning import (
     step_time,
 )
 from phloem.runtime.planning.hardware import interpolate
+from phloem.runtime.planning.towers import TowerShape
+from phloem.runtime.weights.vision_config import ImageForm, VisionConfig
 
 LLAMA = replace(SHAPES["llama-3.1-8b"], weight_bits=16)
 H200 = HARDWARE["h200"]
@@ -299,3 +302,54 @@ def test_the_command_compares_splits(capsys: pytest.CaptureFixture[str]) -> None
     assert "each rank joins others' results" in capsys.readouterr().out
     assert main(["plan", "qwen3-235b-a22b", "--hardware", "h100", *split, "--expert-copies", "2"]) == 0
     assert "3.55 GB of the weights are places for copies of experts" in capsys.readouterr().out  # 47 layers
+
+
+def vision_config(**form: Any) -> VisionConfig:
+    """SmolVLM-256M's encoder: 12 layers of 768, tiles of 512 pixels, images of 2,048."""
+    sizes = {"num_layers": 12, "hidden_size": 768, "intermediate_size": 3072, "num_heads": 12, "patch_size": 16}
+    return VisionConfig(
+        **sizes,
+        num_positions_a_side=32,
+        norm_eps=1e-6,
+        scale_factor=4,
+        image_token_id=1,
+        form=ImageForm(tile_side=512, resized_side=2048, **form),
+    )
+
+
+def test_an_image_encoder_takes_memory_and_time_and_its_images_take_tokens() -> None:
+    tower = TowerShape.of_config(vision_config(), 576)
+    assert (tower.tiles, tower.tokens) == (17, 17 * 64)
+    assert tower.size_bytes / 2 == 12 * 12 * 768**2 + 768 * 3 * 256 + 576 * 16 * 768
+    whole = TowerShape.of_config(vision_config(is_split=False), 576)
+    assert (whole.tiles, whole.tokens) == (1, 64)
+    assert tower.image_s(H200) == pytest.approx(17 * whole.image_s(H200))
+    flops = 2 * 1024 * (12 * 12 * 768**2) + 4 * 12 * 1024**2 * 768  # of a tile, nearly
+    assert whole.image_s(H200) == pytest.approx(flops / H200.product_rate, rel=0.02)
+    shape = replace(SHAPES["smollm2"], weight_bits=16, tower=tower)
+    assert shape.weights_size_bytes == replace(shape, tower=None).weights_size_bytes + tower.size_bytes
+    text, one = (find_capacity(shape, H200, Goal(100, 50, images=images, tpot_s=0.01)) for images in (0, 1))
+    assert one.batch < text.batch and one.ttft_s > text.ttft_s + tower.image_s(H200) / 2
+    assert one.step.images == pytest.approx(one.batch * tower.image_s(H200) / 50) and text.step.images == 0.0
+    assert one.step.total == one.tpot_s <= 0.01
+
+
+def test_images_are_planned_for_models_that_read_them_on_one_device() -> None:
+    shape = replace(SHAPES["smollm2"], weight_bits=16, tower=TowerShape.of_config(vision_config(), 576))
+    with pytest.raises(InvalidParams, match="images=2: llama-3.1-8b reads text only"):
+        find_capacity(LLAMA, H200, Goal(100, 50, images=2))
+    with pytest.raises(Unsupported, match="smollm2 reads images; the engine runs such models on one device"):
+        find_capacity(shape, H200, Goal(100, 50), split=DeviceSplit(tensor=2))
+    assert [one.split for one in best_split(shape, H200, Goal(100, 50, images=1), devices=4)] == [DeviceSplit()]
+
+
+def test_plan_shows_what_images_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from phloem.tests.runtime.vision.tiny_vision import make_tiny_vision
+
+    folder = make_tiny_vision(tmp_path / "tiny")
+    goal = ["--isl", "50", "--osl", "20", "--hardware", "h100"]
+    assert main(["plan", str(folder), *goal, "--images", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "and 2 images of " in out and " tiles, " in out and "  images " in out
+    assert main(["plan", "llama-3.1-8b", *goal, "--images", "1"]) == 2
+    assert "images=1: llama-3.1-8b reads text only" in capsys.readouterr().err

@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from phloem.runtime.process.late_import import LateImport
+import torch
+from phloem.runtime.process.late_import import LateImport, late_names
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_a_name_that_is_imported_from_it_runs_it(late):
     assert rises and runs() == 1
 
 
-def test_torch_s_meta_device_works_once_its_module_is_asked_for():
+def test_torch_s_late_modules_work_once_they_are_asked_for():
     code = """
 import sys
 from phloem.runtime.process.late_import import import_late
@@ -50,10 +51,14 @@ import_late()
 import torch
 assert "activate_meta" not in vars(sys.modules["torch._meta_registrations"])
 assert torch.linalg.qr(torch.eye(3)).R.shape == (3, 3)
+late = [name for name in sys.argv[1:] if "__getattr__" in vars(sys.modules[name])]
+assert late == sys.argv[1:], late
 torch._meta_registrations.activate_meta
 assert torch.linalg.cholesky(torch.empty(3, 3, device="meta")).shape == (3, 3)
+assert torch.distributions.Normal(0.0, 1.0).mean == 0 and torch.optim.SGD and torch.utils.data.DataLoader
 print("right")
 """
     path = f"import sys; sys.path[:] = {sys.path!r}\n"
-    done = subprocess.run([sys.executable, "-c", path + code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", path + code, *sorted(late_names(torch.__version__))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr

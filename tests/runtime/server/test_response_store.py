@@ -3,8 +3,8 @@
 import random
 
 from phloem.runtime.config import StoreLimits
-from phloem.runtime.server.conversation import Written
 from phloem.runtime.server.response_store import ResponseStore, StoredResponse
+from phloem.runtime.server.written import Written
 
 
 def response(id: int, size: int, owner: bytes = b"me") -> StoredResponse:

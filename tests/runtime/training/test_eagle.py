@@ -7,6 +7,7 @@ from phloem.cli import main
 from phloem.protocol.errors import InvalidParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
+from phloem.runtime.quantizing import quantize_model
 from phloem.runtime.speculative import EagleGuesser, ModelDrafter, Speculation, load_eagle
 from phloem.runtime.training import EagleModule, collect, train_eagle
 from phloem.tests.runtime.engine.driver import Driver
@@ -89,14 +90,24 @@ def test_the_loaded_head_computes_what_was_trained(tiny_model_path, trained):
 @pytest.mark.parametrize("options", [{}, {"prefill_chunk": 50}, {"num_slots": 300}], ids=["plain", "chunked", "tight"])
 def test_a_head_changes_no_token(tiny_model_path, trained, options):
     path, _, said, _ = trained
-    engine = EngineCore(
-        EngineConfig(
-            model=str(tiny_model_path),
-            precision="float32",
-            draft_model=f"eagle:{path}",
-            **{"num_slots": 4096, **options},
-        )
-    )
+    check_equal(made_with_a_head(tiny_model_path, path, precision="float32", **options), said)
+
+
+def test_a_head_changes_no_token_over_8_bit_keys_and_values(tiny_model_path, trained, tmp_path):
+    # With weights of 4 bits a token's keys have equal bits in every batch.
+    model = quantize_model(tiny_model_path, tmp_path / "packed", "int4-g32").path
+    options = {"precision": "auto", "kv_dtype": "int8"}
+    engine = EngineCore(EngineConfig(model=str(model), num_slots=4096, speculative="off", **options))
+    driver = Driver(engine, check=False)
+    outcomes = submit_all(driver, n=2)
+    driver.run()
+    engine.close()
+    check_equal(made_with_a_head(model, trained[0], **options), made(outcomes))
+
+
+def made_with_a_head(model, path, **options):
+    """The answers with a head that always proposes."""
+    engine = EngineCore(EngineConfig(model=str(model), draft_model=f"eagle:{path}", **{"num_slots": 4096, **options}))
     (drafter,) = [d for d in engine.loop.speculation.drafters if isinstance(d, ModelDrafter)]
     costs = Free()
     costs.estimate[:] = 1.0
@@ -104,10 +115,10 @@ def test_a_head_changes_no_token(tiny_model_path, trained, options):
     driver = Driver(engine, check=False)
     outcomes = submit_all(driver, n=2)
     driver.run()
-    check_equal(made(outcomes), said)
     assert speculation.proposed["eagle"] > 0  # how many depends on the gains measured
     engine.check()
     engine.close()
+    return made(outcomes)
 
 
 def test_files_that_are_not_a_head_of_the_model_are_refused(tiny_model_path, trained, tmp_path):

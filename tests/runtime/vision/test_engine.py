@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -208,11 +209,20 @@ def test_a_cancelled_image_ends_and_other_programs_go_on(driver: Driver, monkeyp
     assert images.num_encoded == num_before
 
 
-def test_kv_of_images_comes_back_from_disk_by_content(vision_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_kv_of_images_comes_back_from_disk_by_content(
+    vision_folder: Path, tmp_path: Path, kv_dtype: Literal["auto", "int8"]
+) -> None:
     config = EngineConfig(
-        model=str(vision_folder), precision="float32", num_slots=1024, num_threads=1, disk_cache=str(tmp_path)
+        model=str(vision_folder),
+        precision="float32",
+        num_slots=1024,
+        num_threads=1,
+        disk_cache=str(tmp_path),
+        kv_dtype=kv_dtype,
     )
     engine = EngineCore(config)
+    assert (engine.kv.dtype == torch.int8) == (kv_dtype == "int8")
     first = answer(Driver(engine).run(program("an image ", CAT)))
     answer(Driver(engine).run(program("an image ", DOG)))
     engine.close()

@@ -1,7 +1,9 @@
 """Images in the language and over HTTP, on a tiny random vision model."""
 
 import base64
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -10,8 +12,10 @@ import pytest
 from phloem import assistant, function, gen, image, user
 from phloem.protocol import errors
 from phloem.runtime.server.app import create_app
+from phloem.runtime.server.remote_images import AllowedHosts
 from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
 from phloem.tests.runtime.server.doubles import live_server
+from phloem.tests.runtime.server.image_host import ImageHost, image_host
 from phloem.tests.runtime.vision.tiny_vision import picture
 
 CAT, DOG = picture(21), picture(22, format="JPEG")
@@ -28,6 +32,24 @@ def http(runtime: phloem.Engine, vision_folder: Path) -> Iterator[httpx.Client]:
     tokenizer = load_tokenizer(vision_folder)
     template = load_chat_template(vision_folder, tokenizer)
     app = create_app(runtime.client, tokenizer, template, model_name="tiny")
+    with live_server(app) as url, httpx.Client(base_url=url, timeout=300) as client:
+        yield client
+
+
+@pytest.fixture
+def host() -> Iterator[ImageHost]:
+    with image_host() as host:
+        host.image = CAT
+        yield host
+
+
+@pytest.fixture
+def fetching(runtime: phloem.Engine, vision_folder: Path, host: ImageHost) -> Iterator[httpx.Client]:
+    """A server that fetches images from ``host``."""
+    tokenizer = load_tokenizer(vision_folder)
+    template = load_chat_template(vision_folder, tokenizer)
+    hosts = AllowedHosts([f"127.0.0.1:{host.port}"])
+    app = create_app(runtime.client, tokenizer, template, model_name="tiny", image_hosts=hosts)
     with live_server(app) as url, httpx.Client(base_url=url, timeout=300) as client:
         yield client
 
@@ -62,13 +84,16 @@ def data_url(data: bytes, kind: str = "png") -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def ask(http: httpx.Client, *parts: str | bytes, **changes: object) -> httpx.Response:
-    content = [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {"type": "image_url", "image_url": {"url": data_url(part)}}
-        for part in parts
-    ]
+def image_part(url: str) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def ask(http: httpx.Client, *parts: str | bytes | dict[str, object], **changes: object) -> httpx.Response:
+    content: list[object] = []
+    for part in parts:
+        if isinstance(part, bytes):
+            part = image_part(data_url(part))
+        content.append({"type": "text", "text": part} if isinstance(part, str) else part)
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0.0}
     return http.post("/v1/chat/completions", json={"ignore_eos": True, **body, **changes})
 
@@ -170,3 +195,58 @@ def test_the_other_apis_refuse_images_that_the_request_does_not_hold(
     body = {"input": turn, "store": False} if "responses" in path else {"messages": turn}
     answer = http.post(path, json=body if path != "/v1/messages" else {"max_tokens": 8, **body})
     assert answer.status_code == 400 and says in answer.json()["error"]["message"], answer.text
+
+
+def test_remote_images_of_all_three_apis_are_read_as_sent_ones_are(
+    fetching: httpx.Client, host: ImageHost, http: httpx.Client
+) -> None:
+    expected = ask(http, "look: ", CAT, "what?", ignore_eos=False).json()["choices"][0]["message"]["content"]
+    url = host.url("/to?/cat.png")
+    found = ask(fetching, "look: ", image_part(url), "what?", ignore_eos=False).json()
+    assert found["choices"][0]["message"]["content"] == expected
+    content: list[object] = [
+        {"type": "text", "text": "look: "},
+        {"type": "image", "source": {"type": "url", "url": url}},
+    ]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": "what?"}]}]
+    body: dict[str, object] = {"messages": messages, "max_tokens": 8, "temperature": 0.0}
+    assert fetching.post("/v1/messages", json=body).json()["content"][0]["text"] == expected
+    content = [{"type": "input_text", "text": "look: "}, {"type": "input_image", "image_url": url}]
+    item = {"role": "user", "content": [*content, {"type": "input_text", "text": "what?"}]}
+    body = {"input": [item], "max_output_tokens": 8, "temperature": 0.0, "store": False}
+    assert fetching.post("/v1/responses", json=body).json()["output"][0]["content"][0]["text"] == expected
+    assert len(host.asked) == 6
+
+
+def test_a_remote_file_that_is_no_image_is_refused_by_its_content(fetching: httpx.Client, host: ImageHost) -> None:
+    host.image = b"<html>no image</html>"
+    answer = ask(fetching, image_part(host.url("/cat.png")))
+    assert answer.status_code == 400 and "are no image that is read" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("url", "changes", "says"),
+    [
+        ("http://elsewhere.example/cat.png", {}, "fetches no images from 'elsewhere.example'; send a data URL"),
+        ("/cat.png", {"model": "other"}, "'other' is not served here"),
+        ("/cat.png", {"stop": 5}, "stop"),
+        ("/none", {}, "was answered with status 404"),
+    ],
+)
+def test_a_refused_request_says_why_and_calls_no_other_host(
+    fetching: httpx.Client, host: ImageHost, url: str, changes: dict[str, object], says: str
+) -> None:
+    answer = ask(fetching, image_part(url if "//" in url else host.url(url)), **changes)
+    assert answer.status_code in (400, 404) and says in answer.json()["error"]["message"], answer.text
+    assert [path for path, _ in host.asked] == (["/none"] if url == "/none" else [])
+
+
+def test_other_requests_are_answered_while_an_image_is_fetched(fetching: httpx.Client, host: ImageHost) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(ask, fetching, "look: ", image_part(host.url("/slow")), "what?")
+        while not host.asked:
+            time.sleep(0.001)
+        assert ask(fetching, "hello").status_code == 200
+        assert not coming.done()
+        host.go_on.set()
+        assert coming.result().status_code == 200

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from phloem.cluster.journal import Journal
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.errors import InternalError
+from phloem.protocol.journal import Journal
 from phloem.protocol.ops import AnyOp
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig

@@ -1,4 +1,4 @@
-"""What a fleet keeps of a program so that another engine can carry it on: the ops sent and what came back.
+"""What a client keeps of a program so that another engine can carry it on: the ops sent and what came back.
 
 Everything that an engine does follows from the ops, the seeds and the tokens drawn so far. ``replay`` makes the submits
 that bring a new engine to the point where the old one was lost:
@@ -15,15 +15,17 @@ the characters and tokens that were delivered. If the engine repeats others than
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 import msgspec
 
-from ..protocol.errors import Cancelled, ErrorInfo, InternalError
-from ..protocol.messages import (
+from .errors import Cancelled, ErrorInfo, InternalError
+from .messages import (
     Accepted,
     Cancel,
     Closed,
@@ -39,8 +41,8 @@ from ..protocol.messages import (
     Submit,
     TokenLogprob,
 )
-from ..protocol.ops import AnyOp, Close, Drawn, Gen, Image, Pin, Score, Select, Special, Text
-from ..protocol.sampling import SamplingParams
+from .ops import AnyOp, Close, Drawn, Gen, Image, Pin, Score, Select, Special, Text
+from .sampling import SamplingParams
 
 OP_BYTES = 200  # of an op without its text, in memory
 TOKEN_BYTES = 4
@@ -229,6 +231,13 @@ class Journal:
             if any(op.seq == message.seq for op in there):
                 self._cancelled_seqs.add(message.seq)
 
+    def refused(self, submit: Submit) -> None:
+        """Nothing of ``submit`` was taken."""
+        with contextlib.suppress(ValueError):  # it is not kept
+            self._unanswered.remove(submit)
+            self.num_open -= len(submit.ops)
+            self._grow(-_submit_size(submit))
+
     # -- what comes back ----------------------------------------------------------------------------------------------
 
     def came(self, message: RuntimeMessage) -> RuntimeMessage | None:
@@ -256,9 +265,7 @@ class Journal:
                     self._num_accepted += 1
                     self._entries.update((op.op, _Entry(op)) for op in self._unanswered.popleft().ops)
             case Rejected() if self._unanswered:
-                refused = self._unanswered.popleft()
-                self.num_open -= len(refused.ops)
-                self._grow(-_submit_size(refused))
+                self.refused(self._unanswered[0])
             case Closed(stats=stats):
                 stats = msgspec.structs.replace(stats, submits=self._num_accepted)
                 return msgspec.structs.replace(message, stats=stats)
@@ -335,13 +342,20 @@ class Journal:
         return entry.op if entry is not None and isinstance(entry.op, Pin) else None
 
     def before(self, op: int) -> list[AnyOp]:
-        """The ops before op ``op`` that have ended well, as short as a replay allows."""
+        """The ops before op ``op`` that have ended well, as short as a replay allows. Images have their data, which may
+        have been sent by another op.
+        """
+        sent = [entry.op for entry in self._entries.values()]
+        images = {one.hash: one.data for one in sent if isinstance(one, Image) and one.data}
         found: list[AnyOp] = []
         for entry in self._entries.values():
             if entry.op.op == op:
                 break
             if not entry.is_open and entry.error is None:
-                found.append(entry.op)
+                kept_op = entry.op
+                if isinstance(kept_op, Image):
+                    kept_op = msgspec.structs.replace(kept_op, data=images[kept_op.hash])
+                found.append(kept_op)
         return found
 
     # -- again --------------------------------------------------------------------------------------------------------
@@ -453,6 +467,22 @@ class Journal:
             f"program {self._program!r} was carried on by another engine, which wrote another text in op {op}: {what}; "
             "what was delivered of it stands, and the program ends here"
         )
+
+
+def with_seeds(submit: Submit, rng: Random) -> Submit:
+    """Draws depend on (seed, position) alone, so with a seed of the client's every engine draws the same."""
+    if not any(isinstance(op, Gen) and op.params.seed is None and op.params.temperature for op in submit.ops):
+        return submit
+    return msgspec.structs.replace(
+        submit, ops=[_with_seed(op, rng) if isinstance(op, Gen) else op for op in submit.ops]
+    )
+
+
+def _with_seed(op: Gen, rng: Random) -> Gen:
+    if op.params.seed is not None or not op.params.temperature:
+        return op
+    params = msgspec.structs.replace(op.params, seed=rng.getrandbits(63))
+    return msgspec.structs.replace(op, params=params)
 
 
 def _finished(op: Gen, drawn: tuple[Drawn, ...]) -> Gen:

@@ -1,0 +1,42 @@
+"""The masks of a machine, each content once: most configurations share the mask of another one.
+
+Compiled walks write a mask to one place and look its content up here (``walk.keep_mask``).
+"""
+
+import numpy as np
+
+from . import walk
+from .machine import Machine
+
+
+class KeptMasks:
+    """Room for ``capacity`` masks. They are read-only, and stay where they are as long as somebody holds one."""
+
+    def __init__(self, machine: Machine, capacity: int) -> None:
+        self._machine = machine
+        self.capacity = capacity
+        self.rows: list[np.ndarray] = []  # by number
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin again in new memory."""
+        machine, num_words = self._machine, self._machine.vocabulary.num_words
+        num_slots = 4 << (self.capacity - 1).bit_length()
+        self._kept = np.zeros((self.capacity, num_words), np.uint32)  # pages that are never touched cost no memory
+        self._readable = self._kept.view()
+        self._readable.flags.writeable = False
+        machine.set_array(walk.KEPT, self._kept)
+        machine.set_array(walk.KEPT_KEYS, np.zeros(num_slots, np.int64))
+        machine.set_array(walk.KEPT_AT, np.full(num_slots, -1, np.int32))
+        control = machine.control
+        control[walk.KEPT_SLOTS] = num_slots - 1
+        control[walk.NUM_KEPT] = 0
+        control[walk.MAX_KEPT] = self.capacity
+        self.rows = []
+
+    def row(self, number: int) -> np.ndarray:
+        """uint32 [ceil(V / 32)]: the mask of a number."""
+        rows = self.rows
+        while number >= len(rows):
+            rows.append(self._readable[len(rows)])
+        return rows[number]
