@@ -5,8 +5,8 @@ decoded a step, over loopback. It is a round trip less half of the round trip of
 made before, as rank 0 runs them too. ``arrays_ms``, ``encode_ms`` and ``decode_ms`` are processor times. *Memory*: the
 bytes that each rank reads of a random Llama and a random mixture of 190 million weights in bfloat16, and the peak of
 its own pages while it loads them: by tensors, by stages, by slots, and by experts. A share is the whole model's memory
-over the number of ranks and the bytes that all read; of a stage, whose layers are whole, and of a rank with other slots,
-it is what the rank reads. *Experts*: the share of the tokens that the busiest group of ranks computes, for random
+over the number of ranks and the bytes that all read; of a stage, whose layers are whole, and of a rank with other
+slots, it is what the rank reads. *Experts*: the share of the tokens that the busiest group of ranks computes, for random
 choices that fall off by Zipf's law and change halfway; counted, not timed. *Prompt* (``--only prompt`` alone): the
 processor time of each rank for a prompt of ``--tokens`` tokens and its first answer token, and the time that a client
 waits, the least of five.
@@ -310,7 +310,8 @@ def main() -> None:
                     line: dict[str, Any] = {"rank": rank, "peak_bytes": peak, "held_bytes": held}
                     if read is not None:
                         line |= {"read_bytes": read.read, "replicated_bytes": read.replicated}
-                        share = read.read if mesh.pipeline > 1 or mesh.sequence > 1 else whole_held / mesh.size + read.replicated
+                        is_whole = mesh.pipeline > 1 or mesh.sequence > 1
+                        share = read.read if is_whole else whole_held / mesh.size + read.replicated
                         line["peak_over_share"] = peak / share
                     values = ", ".join(f"{key} {value:,.3f}".replace(".000", "") for key, value in line.items())
                     print(f"{path.name}, {mesh}: {values}")
