@@ -8,8 +8,8 @@ its own pages while it loads them: by tensors, by stages, by slots, and by exper
 over the number of ranks and the bytes that all read; of a stage, whose layers are whole, and of a rank with other
 slots, it is what the rank reads. *Experts*: the share of the tokens that the busiest group of ranks computes, for
 random choices that fall off by Zipf's law and change halfway; counted, not timed. *Prompt* (``--only prompt`` alone):
-the processor time of each rank for a prompt of ``--tokens`` tokens and its first answer token, and the time that a client
-waits, the least of five.
+the processor time of each rank for a prompt of ``--tokens`` tokens and its first answer token, and the time that a
+client waits, the least of five.
 """
 
 from __future__ import annotations
