@@ -33,7 +33,7 @@ MAX_FREE_DIGITS = 400  # digits that ``_can_reach_multiple`` looks ahead
 UTF8_LEADS = ((0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12), (0x10000, 0x10FFFF, 0xF0, 18))
 
 
-class Spread(NamedTuple):
+class LengthSpread(NamedTuple):
     """Bounds on the lengths of the texts of a language and of all that may follow their beginnings.
 
     ``least_longest``: each text that has begun can become at least so long. ``gap``: of so many lengths in a row,
@@ -72,7 +72,7 @@ class Expressions:
         self._moves: dict[int, Moves] = {}
         self._alive: dict[int, bool] = {}
         self._shortest: dict[int, int] = {NOTHING: NO_TEXT, EMPTY: 0}
-        self._spreads: dict[int, Spread | None] = {}
+        self._spreads: dict[int, LengthSpread | None] = {}
         self._num_parts: dict[int, int] = {}
         self._not_searched: set[int] = set()  # whose shortest text was not found
         self._make(("or",), False, True, True, 1)
@@ -983,24 +983,24 @@ class Expressions:
             gap = spread.gap
         return high is None or gap <= high - low + 1
 
-    def spread(self, expr: int) -> Spread | None:
+    def spread(self, expr: int) -> LengthSpread | None:
         """The bounds on the lengths of a plain expression; None where they are not known."""
         if expr not in self._spreads:
             self._spreads[expr] = self._spread(expr)
         return self._spreads[expr]
 
-    def _spread(self, expr: int) -> Spread | None:
+    def _spread(self, expr: int) -> LengthSpread | None:
         node = self.nodes[expr]
         match node[0]:
             case "empty":
-                return Spread(0, 1, 0)
+                return LengthSpread(0, 1, 0)
             case "set" | "chars" | "tail":
-                return Spread(1, 1, 1)
+                return LengthSpread(1, 1, 1)
             case "word":
-                return Spread(_num_chars(node[1]), 1, _num_chars(node[1]))
+                return LengthSpread(_num_chars(node[1]), 1, _num_chars(node[1]))
             case "words":
                 lengths = [*map(_num_chars, node[1])]
-                return Spread(min(lengths), max(1, *lengths), max(lengths))
+                return LengthSpread(min(lengths), max(1, *lengths), max(lengths))
             case "cat":
                 first, rest = self.spread(node[1]), self.spread(node[2])
                 shortest, after = self.shortest(node[1]), self.shortest(node[2])
@@ -1008,7 +1008,7 @@ class Expressions:
                     return None
                 least = min(first.least_longest + self.longest(node[2]), shortest + rest.least_longest, NO_TEXT)
                 most = max(first.most_shortest + after, rest.most_shortest)
-                return Spread(least, max(first.gap, rest.gap, most), most)
+                return LengthSpread(least, max(first.gap, rest.gap, most), most)
             case "or":
                 parts = [self.spread(part) for part in node[1:]]
                 known = [part for part in parts if part is not None]
@@ -1016,12 +1016,12 @@ class Expressions:
                     return None
                 most = max(part.most_shortest for part in known)
                 gap = max(*(part.gap for part in known), most)
-                return Spread(min(part.least_longest for part in known), gap, most)
+                return LengthSpread(min(part.least_longest for part in known), gap, most)
             case "rep":
                 return self._spread_of_repeat(*node[1:])
         return None
 
-    def _spread_of_repeat(self, inner: int, low: int, high: int | None) -> Spread | None:
+    def _spread_of_repeat(self, inner: int, low: int, high: int | None) -> LengthSpread | None:
         each, shortest, longest = self.spread(inner), self.shortest(inner), self.longest(inner)
         if each is None or shortest is None:
             return None
@@ -1029,7 +1029,7 @@ class Expressions:
         if high is not None:  # within the first repeat, or within the last one after the shortest ones
             least = min(each.least_longest + (high - 1) * longest, (high - 1) * shortest + each.least_longest, NO_TEXT)
         most = each.most_shortest + max(low - 1, 0) * shortest
-        return Spread(least, max(each.gap, shortest, most, 1), most)
+        return LengthSpread(least, max(each.gap, shortest, most, 1), most)
 
     def num_parts(self, expr: int) -> int:
         """A rough measure of how many derivatives the texts of a few tokens lead to, at most ``MANY_PARTS``."""

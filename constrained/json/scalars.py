@@ -13,8 +13,7 @@ import numpy as np
 
 from ..code_points import ANY, Ranges, intersection
 from ..expressions import NO_TEXT, NOTHING, Expressions
-from ..machine import DEAD_STATE, MAX_NEED, SHORT_TOKEN, UNBOUNDED, Fill, Machine
-from ..machine.recent import Recent
+from ..machine import DEAD_STATE, MAX_NEED, SHORT_TOKEN, UNBOUNDED, Fill, Machine, Recent
 from ..prefixes import contains_all_texts_of
 from .names import name_nodes, write_rows
 

@@ -9,6 +9,7 @@ from .item_texts import ItemReader, Seen
 from .machine import MASK_WORK, Fill, Machine
 from .masks import SHORT_TOKEN, Masks
 from .parser_sets import Lexer
+from .recent import Recent
 from .walk import DEAD_STATE, MAX_NEED, REFUSED, UNBOUNDED
 from .white_space import COMPACT, FLEXIBLE, ONE_SPACE, indent, new_line
 
@@ -28,6 +29,7 @@ __all__ = [
     "Lexer",
     "Machine",
     "Masks",
+    "Recent",
     "Seen",
     "indent",
     "key_of",

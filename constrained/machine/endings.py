@@ -99,7 +99,7 @@ class Endings:
         self._steps = np.zeros((256, 4), np.int64)
         self._path = np.zeros((trie.max_depth + 2, 3), np.int64)
         self._places = np.zeros((1024, 3), np.int64)
-        self._num_steps = self._last_step = 0
+        self.num_steps = self._last_step = 0
         self._active: set[tuple[int, int, int, int, bool]] = set()
 
     # -- questions ----------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Endings:
         return found
 
     def _try(self, config: int) -> ShortEnding | None:
-        self._last_step = self._num_steps + MAX_STEPS
+        self._last_step = self.num_steps + MAX_STEPS
         try:
             return self._find(config)
         except (GrammarTooComplex, RecursionError):
@@ -176,13 +176,13 @@ class Endings:
         vocabulary = self._masks.vocabulary
         groups, configs = self._configs_after(config, mask)
         costs = np.full(len(configs) + 1, NOT_ALLOWED, np.int32)  # the last one is that of the tokens without a group
-        most_steps = self._num_steps + MAX_MASK_STEPS
+        most_steps = self.num_steps + MAX_MASK_STEPS
         num_tokens = np.bincount(groups + 1, minlength=len(configs) + 1)[1:]
         with self._machine.fuel.at_most(MASK_WORK):
             for i in np.argsort(-num_tokens, kind="stable").tolist():  # where most tokens lead first
                 following = configs[i]
                 ending = self._known.get(following)
-                if ending is None and following not in self._known and self._num_steps < most_steps:
+                if ending is None and following not in self._known and self.num_steps < most_steps:
                     ending = self._try(following)
                 costs[i] = FAR if ending is None else ending.num_tokens
         out = costs[groups]
@@ -406,8 +406,8 @@ class Endings:
                 continue
             if leaves and len(seen) > MAX_STEPS_FOR_FEW:
                 break
-            self._num_steps += 1
-            if self._num_steps > self._last_step:
+            self.num_steps += 1
+            if self.num_steps > self._last_step:
                 raise GrammarTooComplex(f"no ending of the text was found in {MAX_STEPS:,} steps")
             if a in machine.accepting:
                 heapq.heappush(queue, (length, word, _ENDED, ACCEPTED, 0, 0))

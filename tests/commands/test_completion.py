@@ -40,7 +40,11 @@ def test_bash_completes_commands_flags_values_and_models(bash_script: Path) -> N
     assert completed(bash_script, "phloem", "se") == ["serve"]
     assert completed(bash_script, "phloem", "chat", "") == list(ALIASES)
     assert completed(bash_script, "phloem", "run", "--model", "smo") == ["smollm2"]
-    assert completed(bash_script, "phloem", "serve", "smollm2", "--max-r") == ["--max-restarts", "--max-running"]
+    assert completed(bash_script, "phloem", "serve", "smollm2", "--max-r") == [
+        "--max-rebalanced",
+        "--max-restarts",
+        "--max-running",
+    ]
     assert completed(bash_script, "phloem", "serve", "--order", "short") == ["shortest", "shortest_remaining"]
     assert completed(bash_script, "phloem", "serve", "--order", "=", "old") == ["oldest_program"]
     assert completed(bash_script, "phloem", "serve", "--port", "") == []
@@ -76,7 +80,11 @@ def test_fish_completes_commands_flags_values_and_models(tmp_path: Path) -> None
     assert offered("phloem se") == ["serve"]
     assert set(offered("phloem chat smo")) >= {"smollm2"}
     assert offered("phloem run --model smo") == ["smollm2"]
-    assert offered("phloem serve smollm2 --max-r") == ["--max-restarts", "--max-running"]
+    assert offered("phloem serve smollm2 --max-r") == [
+        "--max-rebalanced",
+        "--max-restarts",
+        "--max-running",
+    ]
     assert offered("phloem serve --order short") == ["shortest", "shortest_remaining"]
     assert offered("phloem keys n") == ["new"]
 

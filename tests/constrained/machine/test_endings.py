@@ -184,8 +184,8 @@ def test_the_shortest_ending_of_a_long_string_is_found_in_few_steps(vocabulary: 
     words = {"type": "string", "pattern": "^[a-z]{1,60}(-[a-z]{1,60}){2,100}$", "minLength": 100, "maxLength": 200}
     grammar = compile("json_schema", json.dumps(words), vocabulary)
     config = grammar.machine.advance_bytes(grammar.start, begun)
-    before = grammar.endings._num_steps
+    before = grammar.endings.num_steps
     ending = grammar.endings.of(config)
-    assert ending is not None and grammar.endings._num_steps - before < 300
+    assert ending is not None and grammar.endings.num_steps - before < 300
     text = json.loads(begun + ending.word)
     assert len(text) == 100 and jsonschema.Draft202012Validator(words).is_valid(text)

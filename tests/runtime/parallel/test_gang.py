@@ -144,7 +144,7 @@ def test_stages_draw_with_the_bits_of_virtual_ranks_and_outlive_the_loss_of_rank
 
 def test_spread_slots_draw_with_the_bits_of_virtual_ranks_and_outlive_a_killed_rank(config: EngineConfig) -> None:
     """Prompts of more than 32 tokens are shared out between the two ranks."""
-    spread = msgspec.structs.replace(config, tensor_parallel=1, expert_parallel=1, sequence_parallel=2)
+    spread = msgspec.structs.replace(config, tensor_parallel=1, expert_parallel=1, expert_copies=0, sequence_parallel=2)
     with phloem.Runtime(spread, replicas=1) as runtime:
         check_bits(runtime, spread, PROMPTS[:2])
         expected = runtime.generate("slot " * 9, None, temperature=0.0, max_tokens=40, ignore_eos=True).text

@@ -23,6 +23,7 @@ class Chain:
 
     device = torch.device("cpu")
     is_split = False
+    sequence = None
 
     class config:
         vocab_size = V
