@@ -3,11 +3,13 @@
 ``python -m benchmarks.parallel`` prints three tables. *Orders*: the time from the call of rank 0 until rank 1 has
 decoded a step, over loopback. It is a round trip less half of the round trip of one byte. The arrays of the step are
 made before, as rank 0 runs them too. ``arrays_ms``, ``encode_ms`` and ``decode_ms`` are processor times. *Memory*: the
-bytes that each rank reads of a random Llama of 190 million weights in bfloat16, and the peak of its own pages while it
-loads them; with ``--split sequence`` of ranks that have other slots, whose share is all weights but for the head.
-*Experts*: the share of the tokens that the busiest group of ranks computes, for random choices that fall off by Zipf's
-law and change halfway; counted, not timed. *Prompt* (``--only prompt`` alone): the processor time of each rank for a
-prompt of ``--tokens`` tokens and its first answer token, and the time that a client waits, the least of five.
+bytes that each rank reads of a random Llama and a random mixture of 190 million weights in bfloat16, and the peak of
+its own pages while it loads them: by tensors, by stages, by slots, and by experts. A share is the whole model's memory
+over the number of ranks and the bytes that all read; of a stage, whose layers are whole, and of a rank with other
+slots, it is what the rank reads. *Experts*: the share of the tokens that the busiest group of ranks computes, for
+random choices that fall off by Zipf's law and change halfway; counted, not timed. *Prompt* (``--only prompt`` alone):
+the processor time of each rank for a prompt of ``--tokens`` tokens and its first answer token, and the time that a
+client waits, the least of five.
 """
 
 from __future__ import annotations
@@ -54,20 +56,34 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 4096,
 }
 
+MIXTURE = SIZES | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "norm_topk_prob": True}
+
 
 def plans(num_rows: int) -> dict[str, StepPlan]:
     ids, starts = np.arange(num_rows), np.full(num_rows, 700)
-    tokens = np.arange(num_rows, dtype=np.int32)
+    rng = np.random.default_rng(0)
+    slots_of_decodes = rng.permutation(num_rows).astype(np.int32)
+    scattered = rng.permutation(232 * num_rows).astype(np.int32).reshape(num_rows, 232)
 
-    def prompts(start: int, end: int, stale_from: int) -> StepPlan:
-        slots = np.arange(end, dtype=np.int32)
-        return StepPlan(0, tuple(PlanRow(i, i, start, slots[start:], slots, stale_from, 1) for i in range(num_rows)))
+    def prompts(
+        start: int, end: int, stale_from: int, *, vocab_size: int = 49_152, slots: np.ndarray | None = None
+    ) -> StepPlan:
+        rows = []
+        for i in range(num_rows):
+            tokens = rng.integers(0, vocab_size, end - start).astype(np.int32)
+            own = np.arange(i * end, (i + 1) * end, dtype=np.int32) if slots is None else slots[i]
+            rows.append(PlanRow(i, i, start, tokens, own, stale_from, 1))
+        return StepPlan(0, tuple(rows))
+
+    tokens = rng.integers(0, 49_152, num_rows).astype(np.int32)
 
     return {
-        "sequences that only decode": StepPlan(0, (), DecodePart(ids, ids, starts, tokens, tokens)),
+        "sequences that only decode": StepPlan(0, (), DecodePart(ids, ids, starts, tokens, slots_of_decodes)),
         "rows one by one": prompts(700, 701, 700),
         "32 tokens of a prompt each": prompts(700, 732, 700),
+        "32 tokens each of 152,000": prompts(700, 732, 700, vocab_size=151_936),
         "32 tokens after 200 from the cache": prompts(200, 232, 0),
+        "32 tokens after 200 in scattered slots": prompts(200, 232, 0, slots=scattered),
     }
 
 
@@ -167,7 +183,7 @@ class OfRank(Alone):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
-    def part(self, ranks: Sequence[int]) -> Group:
+    def part(self, ranks: Sequence[int]) -> OfRank:
         return OfRank(list(ranks).index(self.rank), len(ranks))
 
 
@@ -273,25 +289,33 @@ def main() -> None:
         for name, figures in report["orders"].items():
             print(f"{args.rows} rows, {name}: " + ", ".join(f"{key} {value:.3f}" for key, value in figures.items()))
     if args.only in (None, "memory"):
-        path = make_tiny_model(Path(tempfile.mkdtemp()) / "model", seed=0, dtype=torch.bfloat16, **SIZES)
+        folder = Path(tempfile.mkdtemp())
+        dense = make_tiny_model(folder / "dense", seed=0, dtype=torch.bfloat16, **SIZES)
+        mixture = make_tiny_model(folder / "mixture", seed=0, family="qwen3_moe", dtype=torch.bfloat16, **MIXTURE)
+        tensors = [Mesh(tensor=size) for size in args.ranks]
+        stages = [Mesh(pipeline=size) for size in args.ranks]
+        slots = [Mesh(sequence=size) for size in args.ranks]
+        parts = [Mesh(tensor=size, expert=size) for size in args.ranks]
         report["memory"] = []
-        whole_held = 0
-        for size in (1, *args.ranks):
-            for rank in range(size):
-                answer = spawn.Queue()
-                mesh = Mesh(**{args.split: size})
-                process = spawn.Process(target=load_share, args=(str(path), rank, mesh, answer))
-                process.start()
-                peak, held, read = answer.get()
-                process.join()
-                whole_held = whole_held or held
-                line = {"ranks": size, "rank": rank, "peak_bytes": peak, "held_bytes": held}
-                if read is not None:
-                    line |= {"read_bytes": read.read, "replicated_bytes": read.replicated}
-                    share = read.read if args.split == "sequence" else whole_held / size + read.replicated
-                    line["peak_over_share"] = peak / share
-                report["memory"].append(line)
-                print(", ".join(f"{key} {value:,.3f}".replace(".000", "") for key, value in line.items()))
+        for path, meshes in ((dense, [Mesh(), *tensors, *stages, *slots]), (mixture, [Mesh(), *parts])):
+            whole_held = 0
+            for mesh in meshes:
+                for rank in range(mesh.size):
+                    answer = spawn.Queue()
+                    process = spawn.Process(target=load_share, args=(str(path), rank, mesh, answer))
+                    process.start()
+                    peak, held, read = answer.get()
+                    process.join()
+                    whole_held = whole_held or held
+                    line: dict[str, Any] = {"rank": rank, "peak_bytes": peak, "held_bytes": held}
+                    if read is not None:
+                        line |= {"read_bytes": read.read, "replicated_bytes": read.replicated}
+                        is_whole = mesh.pipeline > 1 or mesh.sequence > 1
+                        share = read.read if is_whole else whole_held / mesh.size + read.replicated
+                        line["peak_over_share"] = peak / share
+                    values = ", ".join(f"{key} {value:,.3f}".replace(".000", "") for key, value in line.items())
+                    print(f"{path.name}, {mesh}: {values}")
+                    report["memory"].append({"model": path.name, "mesh": str(mesh)} | line)
     if args.out is not None:
         benchmarks.save(args.out, report)
 

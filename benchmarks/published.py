@@ -27,6 +27,7 @@ TENSORRT = "TensorRT-LLM 1.0"
 # https://github.com/NVIDIA/TensorRT-LLM/blob/main/docs/source/performance/perf-overview.md (v1.0), 8-bit floats:
 # (prompt, answer) -> tokens a second, all requests queued at once.
 LLAMA_TWO_H100 = {(128, 2048): 6651, (1000, 1000): 4205, (2048, 2048): 3082, (2048, 128): 762, (5000, 500): 898}
+LARGE_LLAMA_EIGHT_H100 = {(128, 2048): 4340, (1000, 1000): 2919, (2048, 2048): 2296, (2048, 128): 453, (5000, 500): 610}
 QWEN_EIGHT_H100 = {(128, 2048): 19_658, (1000, 1000): 14_898, (2048, 2048): 9924, (5000, 500): 3225}
 # https://github.com/LambdaLabsML/vllm-benchmark/blob/main/benchmark_v0.md, vLLM 0.5.4, 8-bit floats, ShareGPT:
 # devices -> (sequences at once, ms between tokens).
@@ -82,11 +83,12 @@ def _cases() -> Iterator[Case]:
     rate = partial(tokens_per_s, whole, goal=goal, split=DeviceSplit(8))
     setup = f"qwen3-235b-a22b, 16 bit, 8 H100, vLLM 0.11.0, {goal.isl:,} + {goal.osl}"
     yield setup, "tokens/s", published, rate, "h100"
-    llama, qwen = (
+    cases = (
         ("llama-3.3-70b", DeviceSplit(2), LLAMA_TWO_H100),
+        ("llama-3.1-405b", DeviceSplit(8), LARGE_LLAMA_EIGHT_H100),
         ("qwen3-235b-a22b", DeviceSplit(8), QWEN_EIGHT_H100),
     )
-    for name, split, table in (llama, qwen):
+    for name, split, table in cases:
         for (isl, osl), published in table.items():
             rate = partial(tokens_per_s, _eight_bits(name, "fp8"), goal=Goal(isl, osl, chunk=8192), split=split)
             setup = f"{name}, 8 bit, {split.tensor} H100, {TENSORRT}, {isl:,} + {osl:,}"

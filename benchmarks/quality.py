@@ -2,14 +2,19 @@
 
     python -m benchmarks.quality [--model smollm2] [--precisions auto int16 bfloat16] [--tokens 4096] [--kv-dtype int8]
     python -m benchmarks.quality --greedy 20 --precisions auto int16 [--sensitivity]
+    LLAMA_SERVER=llama-server python -m benchmarks.quality --tokens 2048       # and llama.cpp, or --llama-server PATH
 
 The text is English prose of this repository, in windows of 1,024 tokens, each with an empty context. ``--greedy``
 continues prompts with float32's choices and lists each position where the other precision would choose another token,
 with float32's margin between its two best logits. A near-tie is rounding; a difference with a larger margin is a fault.
+llama.cpp's server reads the same file and texts and is compared with our float32 in the same way, one decode step for
+each token, as it would answer.
 ``--sensitivity`` repeats this for ``int16`` and rounds the inputs of one kind of product at a time to 8 bits.
 """
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +29,7 @@ from phloem.runtime.layers.mlp import MLP
 from phloem.runtime.models import Model
 from phloem.runtime.quantizing.quality import (
     NEW_TOKENS,
+    WINDOW,
     GreedyText,
     Parting,
     TextReader,
@@ -35,12 +41,15 @@ from phloem.runtime.tokenizer import Tokenizer, load_chat_template, load_tokeniz
 from phloem.runtime.weights.resolve import resolve_model
 
 from . import print_header, save
+from .llama_cpp import LlamaCpp, llama_server, perplexity
 from .prose import DOCUMENT, NOTES, QUESTIONS, SUBJECTS, shared_guide
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """``top1``: the share of positions with float32's likeliest token. ``cpu_s``: CPU seconds of all threads."""
+    """``top1``: the share of positions with float32's likeliest token. ``cpu_s``: CPU seconds of all threads; of
+    llama.cpp not measured.
+    """
 
     precision: str
     describe: str
@@ -48,7 +57,7 @@ class Quality:
     perplexity: float
     reference_perplexity: float
     top1: float
-    cpu_s: float
+    cpu_s: float | None
 
 
 def prose(tokenizer: Tokenizer, num_tokens: int) -> torch.Tensor:
@@ -62,7 +71,12 @@ def prose(tokenizer: Tokenizer, num_tokens: int) -> torch.Tensor:
 
 
 def measure_quality(
-    path: Path, precisions: Sequence[str], num_tokens: int, threads: int = 0, kv_dtype: str = "auto"
+    path: Path,
+    precisions: Sequence[str],
+    num_tokens: int,
+    threads: int = 0,
+    kv_dtype: str = "auto",
+    llama: LlamaCpp | None = None,
 ) -> list[Quality]:
     kernels.set_threads(threads)
     kernels.warm_up()
@@ -83,7 +97,39 @@ def measure_quality(
                 scores.cpu_s,
             )
         )
+    if llama is not None:
+        best, logprobs = llama_scores(llama, tokens)
+        same = sum(ours == theirs for ours, theirs in zip(reference.best.tolist(), best, strict=True))
+        ours, theirs = reference.perplexity, perplexity(logprobs)
+        found.append(Quality("llama.cpp", "one token a step", len(tokens), theirs, ours, same / len(tokens), None))
     return found
+
+
+def llama_scores(llama: LlamaCpp, tokens: torch.Tensor) -> tuple[list[int], list[float]]:
+    """llama.cpp's likeliest token after each position, and the log-probabilities of the tokens that come next."""
+    best, logprobs = [], []
+    for window in tokens.split(WINDOW):
+        ids = window.tolist()
+        for end in range(1, len(ids) + 1):
+            found = llama.after(ids[:end], *ids[end : end + 1])
+            best.append(found.best)
+            logprobs += found.logprobs
+    return best, logprobs
+
+
+def llama_partings(llama: LlamaCpp, texts: Sequence[GreedyText], tokenizer: Tokenizer) -> tuple[list[Parting], float]:
+    """As ``partings``."""
+    found, squares = [], []
+    for i, text in enumerate(texts):
+        ids = text.tokens.tolist()
+        choices = zip(text.best.tolist(), text.second.tolist(), text.margins.tolist(), strict=True)
+        for at, (best, second, margin) in enumerate(choices):
+            coming = llama.after(ids[: text.first + at], best, second)
+            squares.append((coming.logprobs[0] - coming.logprobs[1] - margin) ** 2)
+            if coming.best != best:
+                shown = [tokenizer.decode([token], skip_special=False) for token in (best, coming.best)]
+                found.append(Parting(i, at, margin, *shown))
+    return found, (sum(squares) / len(squares)) ** 0.5
 
 
 def reader_of(path: Path, precision: str, kv_dtype: str = "auto") -> TextReader:
@@ -136,7 +182,9 @@ def sensitivity(
             linear.parts = parts
 
 
-def compared(path: Path, args: argparse.Namespace) -> Iterator[tuple[str, list[Parting], float]]:
+def compared(
+    path: Path, args: argparse.Namespace, llama: LlamaCpp | None
+) -> Iterator[tuple[str, list[Parting], float]]:
     """For each precision or kind of product: (name, positions that differ from float32, error of its margins)."""
     kernels.warm_up()
     tokenizer = load_tokenizer(path)
@@ -146,6 +194,8 @@ def compared(path: Path, args: argparse.Namespace) -> Iterator[tuple[str, list[P
     for precision in args.precisions:
         kernels.set_threads(args.threads)
         yield precision, *partings(reader_of(path, precision, args.kv_dtype), texts, tokenizer)
+    if llama is not None:
+        yield "llama.cpp", *llama_partings(llama, texts, tokenizer)
     if args.sensitivity:
         kernels.set_threads(args.threads)
         yield from sensitivity(path, texts, tokenizer)
@@ -161,17 +211,27 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--greedy", type=int, default=0, metavar="N", help="compare greedy texts of N prompts instead")
     parser.add_argument("--sensitivity", action="store_true", help="with --greedy: also 8 bits by kind of product")
     parser.add_argument("--threads", type=int, default=processor.num_cores())
+    parser.add_argument("--llama-server", default=os.environ.get("LLAMA_SERVER"), metavar="PATH")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args(argv)
     if not 0 <= args.greedy <= len(SUBJECTS):
         parser.error(f"--greedy {args.greedy}: there are {len(SUBJECTS)} prompts")
     path = resolve_model(args.model)
+    with contextlib.ExitStack() as stack:
+        llama = None
+        if args.llama_server:
+            llama = LlamaCpp(stack.enter_context(llama_server(args.llama_server, path, args.threads)))
+        return report_of(path, args, llama)
+
+
+def report_of(path: Path, args: argparse.Namespace, llama: LlamaCpp | None) -> int:
+    """Print and save what was asked for; 1 where one of our precisions parts from float32 by more than a near-tie."""
     report = print_header()
     faults = 0
     if args.greedy:
-        for name, found, error in compared(path, args):
+        for name, found, error in compared(path, args, llama):
             num_faults = sum(not parting.is_near_tie for parting in found)
-            faults += num_faults
+            faults += num_faults if name != "llama.cpp" else 0
             report[name] = {"margin_error": error, "partings": [asdict(parting) for parting in found]}
             print(
                 f"\n{name}: {len(found)} differences in {args.greedy} texts of up to {NEW_TOKENS} tokens, {num_faults} "
@@ -185,11 +245,12 @@ def main(argv: list[str] | None = None) -> int:
                     f"margin {p.margin:.3f} {kind}"
                 )
     else:
-        for q in measure_quality(path, args.precisions, args.tokens, args.threads, args.kv_dtype):
+        for q in measure_quality(path, args.precisions, args.tokens, args.threads, args.kv_dtype, llama):
             report[q.precision] = asdict(q)
+            spent = "" if q.cpu_s is None else f", {q.cpu_s:.1f} s of CPU"
             print(
                 f"{q.precision:<10} perplexity {q.perplexity:.3f} ({q.perplexity / q.reference_perplexity - 1:+.2%}), "
-                f"top-1 as float32 {q.top1:.2%}, {q.cpu_s:.1f} s of CPU for {q.tokens:,} tokens   {q.describe}",
+                f"top-1 as float32 {q.top1:.2%}{spent} for {q.tokens:,} tokens   {q.describe}",
                 flush=True,
             )
     if args.out:

@@ -30,8 +30,9 @@ from typing import Any
 from phloem import cpu_isa, processor
 
 from . import RESULTS, header, save
+from .llama_cpp import llama_server
 from .quality import measure_quality
-from .serving import WORKLOADS, Answer, Figures, Messages, Target, free_port, measure, own_server, started
+from .serving import WORKLOADS, Answer, Figures, Messages, Target, measure, own_server
 
 PEERS = ("phloem", "llama.cpp", "openvino", "transformers")
 SCRIPTS = {"openvino": "openvino_genai_peer.py", "transformers": "transformers_peer.py"}
@@ -153,14 +154,6 @@ async def piped(command: list[str]) -> AsyncIterator[Piped]:
     finally:
         process.terminate()
         await process.wait()
-
-
-@contextlib.contextmanager
-def llama_server(path: str, model: Path, threads: int) -> Iterator[str]:
-    port = free_port()
-    flags = ["-c", "65536", "-np", "16", "-t", str(threads), "--host", "127.0.0.1", "--port", str(port)]
-    with started([path, "-m", str(model), *flags], port, output=subprocess.DEVNULL) as url:
-        yield url
 
 
 async def ask_server(url: str, model: str, name: str, repeats: int, count: int) -> Figures:

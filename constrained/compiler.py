@@ -32,7 +32,7 @@ class Workshop:
         self.machine = Machine(vocabulary, max_states=max_states)
         self.masks = Masks(self.machine)
         self.endings = Endings(self.masks)
-        self.schemas = JsonSchemas(self.machine)
+        self.schemas = JsonSchemas(self.masks)
 
     @property
     def is_full(self) -> bool:

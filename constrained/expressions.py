@@ -6,9 +6,11 @@ when a text first reaches it: ``.{0,500}`` costs no more than the texts that are
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from math import gcd
+from math import gcd, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +28,22 @@ NO_TEXT = 1 << 30  # as a number of characters
 ANY_LENGTH = -(1 << 29)  # the padding of texts that no bound is meant for
 MAX_COUNTED_BY_STATES = 16  # of one character: a larger bound is one on the length
 MAX_SEARCHED = 2_000  # derivatives of an intersection whose shortest text is looked for
+MANY_PARTS = 1 << 30
 MAX_FREE_DIGITS = 400  # digits that ``_can_reach_multiple`` looks ahead
 UTF8_LEADS = ((0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12), (0x10000, 0x10FFFF, 0xF0, 18))
+
+
+class Spread(NamedTuple):
+    """Bounds on the lengths of the texts of a language and of all that may follow their beginnings.
+
+    ``least_longest``: each text that has begun can become at least so long. ``gap``: of so many lengths in a row,
+    between those of the shortest and the longest completion, one occurs. ``most_shortest``: the shortest completion is
+    no longer.
+    """
+
+    least_longest: int
+    gap: int
+    most_shortest: int
 
 
 class Expressions:
@@ -56,6 +72,9 @@ class Expressions:
         self._moves: dict[int, Moves] = {}
         self._alive: dict[int, bool] = {}
         self._shortest: dict[int, int] = {NOTHING: NO_TEXT, EMPTY: 0}
+        self._spreads: dict[int, Spread | None] = {}
+        self._num_parts: dict[int, int] = {}
+        self._not_searched: set[int] = set()  # whose shortest text was not found
         self._make(("or",), False, True, True, 1)
         self._make(("empty",), True, True, True, 1)
         self.text = self.all_bytes = -1  # none yet
@@ -301,40 +320,47 @@ class Expressions:
         al. 2020): the derivatives of ``(a|ab){0,50}`` are a few for each count, not a subset of counts each.
         """
         nodes = self.nodes
-        by_head: dict[int, list[int]] = {}
-        spans: dict[tuple[int, int], list[tuple[int, int | None, int]]] = {}
-        for p in flat:
-            node = nodes[p]
-            rest = EMPTY
-            head = p
-            if node[0] == "cat":
-                _, head, rest = node
-                by_head.setdefault(head, []).append(p)
-                node = nodes[head]
-            if node[0] == "rep":
-                spans.setdefault((node[1], rest), []).append((node[2], node[3], p))
-        for head, members in by_head.items():
-            if head in flat:
-                members.append(head)
-            if len(members) > 1:
-                flat.difference_update(members)
-                tails = [EMPTY if p == head else nodes[p][2] for p in members]
-                flat.update(self._parts(self._concat(head, self.union(*tails))))
-                return self._factor(flat)
-        for (inner, rest), found in spans.items():
-            if len(found) < 2:
+        while True:
+            by_head: dict[int, list[int]] = {}
+            spans: dict[tuple[int, int], list[tuple[int, int | None, int]]] = {}
+            is_joined = False
+            for p in flat:
+                node = nodes[p]
+                rest = EMPTY
+                if node[0] == "cat":
+                    _, head, rest = node
+                    if head in by_head:
+                        by_head[head].append(p)
+                        is_joined = True
+                    else:
+                        by_head[head] = [p]
+                    node = nodes[head]
+                if node[0] == "rep":
+                    spans.setdefault((node[1], rest), []).append((node[2], node[3], p))
+            if is_joined or not flat.isdisjoint(by_head):
+                for head, members in by_head.items():
+                    if head in flat:
+                        members.append(head)
+                    if len(members) > 1:
+                        flat.difference_update(members)
+                        tails = [EMPTY if p == head else nodes[p][2] for p in members]
+                        flat.update(self._parts(self._concat(head, self.union(*tails))))
                 continue
-            found.sort(key=lambda s: s[0])
-            low, high, merged = found[0][0], found[0][1], [found[0][2]]
-            for lo, hi, p in found[1:]:
-                if high is None or lo <= high + 1:
-                    high = None if high is None or hi is None else max(high, hi)
-                    merged.append(p)
-            if len(merged) > 1:
-                flat.difference_update(merged)
-                flat.update(self._parts(self._concat(self.repeat(inner, low, high), rest)))
-                return self._factor(flat)
-        return None
+            for (inner, rest), found in spans.items():
+                if len(found) < 2:
+                    continue
+                found.sort(key=lambda s: s[0])
+                low, high, merged = found[0][0], found[0][1], [found[0][2]]
+                for lo, hi, p in found[1:]:
+                    if high is None or lo <= high + 1:
+                        high = None if high is None or hi is None else max(high, hi)
+                        merged.append(p)
+                if len(merged) > 1:
+                    flat.difference_update(merged)
+                    flat.update(self._parts(self._concat(self.repeat(inner, low, high), rest)))
+                    is_joined = True
+            if not is_joined:
+                return
 
     def _parts(self, expr: int) -> tuple[int, ...]:
         """The alternatives of an expression."""
@@ -654,8 +680,16 @@ class Expressions:
         if found is not None:
             return found
         parents: dict[int, int] = {expr: expr}
-        queue = [expr]
-        for at in queue:
+        # Both hold what has not been looked at: a short text is near, a long one is found without all shorter ones.
+        nearest, latest = deque[int](), deque[int]()
+        done: set[int] = set()
+        is_turn_of_nearest = False
+        while len(done) < len(parents):
+            is_turn_of_nearest = not is_turn_of_nearest
+            at = expr
+            while at in done:
+                at = nearest.popleft() if is_turn_of_nearest else latest.pop()
+            done.add(at)
             reachable = self._can_reach_multiple(at)
             if known.get(at) or self.nullable[at] or self.is_plain[at] or reachable:
                 while True:  # every expression on the path to this one has a text
@@ -663,7 +697,7 @@ class Expressions:
                     if parents[at] == at:
                         return True
                     at = parents[at]
-            if len(queue) > fuel:
+            if len(parents) > fuel:
                 raise GrammarTooComplex(
                     f"an intersection of regular expressions has more than {fuel:,} states; in a pattern like "
                     "(a|b)*a(a|b){18} each further character doubles them"
@@ -673,8 +707,9 @@ class Expressions:
             for _, _, to in self.moves(at):
                 if to not in parents and known.get(to) is not False:
                     parents[to] = at
-                    queue.append(to)
-        for at in queue:
+                    nearest.append(to)
+                    (latest.appendleft if is_turn_of_nearest else latest.append)(to)
+        for at in parents:
             known[at] = False
         return False
 
@@ -727,7 +762,8 @@ class Expressions:
         found = self._shortest.get(expr)
         if found is None:
             if not self.is_plain[expr]:
-                self._search_shortest(expr)
+                if expr not in self._not_searched:
+                    self._search_shortest(expr)
                 return self._shortest.get(expr)
             found = self._shortest[expr] = self._shortest_of_plain(expr)
         return found
@@ -771,6 +807,7 @@ class Expressions:
             if self.nullable[at]:
                 left[at] = 0
             if len(queue) > MAX_SEARCHED:
+                self._not_searched.add(expr)
                 return
             for lo, _, to in self.moves(at):
                 ways.setdefault(to, []).append((0 if 0x80 <= lo < 0xC0 else 1, at))
@@ -935,9 +972,88 @@ class Expressions:
         return self.union(*padded), 0, most
 
     def _has_all_lengths(self, expr: int, low: int, high: int | None) -> bool:
-        """Whether what may follow in the language surely has a text in each range of ``high - low + 1`` lengths."""
-        gap = self.widest_gap(expr) if self.is_plain[expr] else None
-        return gap is not None and (high is None or gap <= high - low + 1)
+        """Whether a text that has begun can surely be completed with a length in the range, if it is not too long."""
+        if not self.is_plain[expr]:
+            return False
+        gap = self.widest_gap(expr)
+        if gap is None:
+            spread = self.spread(expr)
+            if spread is None or spread.least_longest < low:
+                return False
+            gap = spread.gap
+        return high is None or gap <= high - low + 1
+
+    def spread(self, expr: int) -> Spread | None:
+        """The bounds on the lengths of a plain expression; None where they are not known."""
+        if expr not in self._spreads:
+            self._spreads[expr] = self._spread(expr)
+        return self._spreads[expr]
+
+    def _spread(self, expr: int) -> Spread | None:
+        node = self.nodes[expr]
+        match node[0]:
+            case "empty":
+                return Spread(0, 1, 0)
+            case "set" | "chars" | "tail":
+                return Spread(1, 1, 1)
+            case "word":
+                return Spread(_num_chars(node[1]), 1, _num_chars(node[1]))
+            case "words":
+                lengths = [*map(_num_chars, node[1])]
+                return Spread(min(lengths), max(1, *lengths), max(lengths))
+            case "cat":
+                first, rest = self.spread(node[1]), self.spread(node[2])
+                shortest, after = self.shortest(node[1]), self.shortest(node[2])
+                if first is None or rest is None or shortest is None or after is None:
+                    return None
+                least = min(first.least_longest + self.longest(node[2]), shortest + rest.least_longest, NO_TEXT)
+                most = max(first.most_shortest + after, rest.most_shortest)
+                return Spread(least, max(first.gap, rest.gap, most), most)
+            case "or":
+                parts = [self.spread(part) for part in node[1:]]
+                known = [part for part in parts if part is not None]
+                if len(known) < len(parts) or not known:
+                    return None
+                most = max(part.most_shortest for part in known)
+                gap = max(*(part.gap for part in known), most)
+                return Spread(min(part.least_longest for part in known), gap, most)
+            case "rep":
+                return self._spread_of_repeat(*node[1:])
+        return None
+
+    def _spread_of_repeat(self, inner: int, low: int, high: int | None) -> Spread | None:
+        each, shortest, longest = self.spread(inner), self.shortest(inner), self.longest(inner)
+        if each is None or shortest is None:
+            return None
+        least = NO_TEXT
+        if high is not None:  # within the first repeat, or within the last one after the shortest ones
+            least = min(each.least_longest + (high - 1) * longest, (high - 1) * shortest + each.least_longest, NO_TEXT)
+        most = each.most_shortest + max(low - 1, 0) * shortest
+        return Spread(least, max(each.gap, shortest, most, 1), most)
+
+    def num_parts(self, expr: int) -> int:
+        """A rough measure of how many derivatives the texts of a few tokens lead to, at most ``MANY_PARTS``."""
+        found = self._num_parts.get(expr)
+        if found is None:
+            found = self._num_parts[expr] = min(self._count_parts(expr), MANY_PARTS)
+        return found
+
+    def _count_parts(self, expr: int) -> int:
+        node = self.nodes[expr]
+        match node[0]:
+            case "chars":
+                return 1 + len(node[2]) // 2
+            case "word":
+                return len(node[1])
+            case "cat" | "or":
+                return sum(map(self.num_parts, node[1:]))
+            case "rep" if self.nodes[node[1]][0] not in ("set", "chars"):
+                return self.num_parts(node[1]) * min(max(node[2], node[3] or 1), 8)
+            case "rep" | "not":
+                return self.num_parts(node[1])
+            case "and":
+                return prod(self.num_parts(part) for part in node[1:] if part != self.text)
+        return 1
 
     def num_bytes_in(self, lo: int, hi: int) -> int:
         return (self.available >> lo & ((1 << hi - lo) - 1)).bit_count()

@@ -1,6 +1,6 @@
 """JSON Schema as states of a machine. The rest of the package imports from here alone."""
 
-from ..machine import Machine
+from ..machine import Masks
 from .documents import Document
 from .json_schema import Schemas
 from .names import NameTrie
@@ -17,8 +17,9 @@ class JsonSchemas:
     ``options`` are those of ``options.JSON_OPTIONS``, every one with a value. The methods take the machine's lock.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, masks: Masks) -> None:
+        self._masks = masks
+        machine = self._machine = masks.machine
         self._scalars = Scalars(machine)
         NameTrie(machine, 0, ("",)).filter(1, False)  # loads its compiled functions, for no mask to wait for them
         self.styles: dict[tuple[str, ...], Schemas] = {}
@@ -58,5 +59,9 @@ class JsonSchemas:
                     canonical=options["numbers"] == "canonical",
                     enforce_formats=options["format"] == "enforce",
                 )
-        root, unenforced = schemas.compile(text, check_after=options["on_unsupported"] == "check_after")
+        check_after = options["on_unsupported"] == "check_after"
+        root, unenforced, hard_texts = schemas.compile(text, check_after=check_after)
+        for code in hard_texts:
+            with self._machine.lock:
+                self._masks.prepare(code)
         return schemas, root, unenforced

@@ -7,7 +7,7 @@ from ..machine import Machine
 from ..spec import GrammarError, GrammarTooComplex
 from .documents import Document, Place, escape, read_json
 from .formats import FORMATS
-from .formulas import FALSE, Formulas
+from .formulas import FALSE, TRUE, Formulas
 from .inner_values import Kind
 from .keywords import BOUNDS, CHECKED, check_keyword, number_bounds
 from .scalars import Scalars
@@ -16,6 +16,8 @@ from .schema_reader import SchemaReader
 from .values import Values
 
 OF_NO_VALUE = ("has", "names", "minp", "maxp")  # leaves that ask nothing of the values of properties
+# Keywords that make strings hard to follow; those of a format alone are known after the first schema with it.
+COMBINED = ("pattern", "allOf", "anyOf", "oneOf", "not", "if")
 UNENFORCED = (
     "uniqueItems where an array may have to repeat an item (under not, if, contains or an overlapping branch of "
     "oneOf), beside contains, prefixItems or several schemas of the items"
@@ -48,8 +50,9 @@ class Schemas:
         )
         self._reading: set[tuple[int, Kind]] = set()
 
-    def compile(self, text: str, *, check_after: bool) -> tuple[int, list[str]]:
-        """The formula of the root, and the parts of the schema that it does not enforce.
+    def compile(self, text: str, *, check_after: bool) -> tuple[int, list[str], list[int]]:
+        """The formula of the root, the parts of the schema that it does not enforce, and the row codes of the opening
+        quotes of strings and names that many states may follow.
 
         Raises GrammarError for those parts unless ``check_after``.
         """
@@ -78,7 +81,23 @@ class Schemas:
                 raise GrammarError(f"unsupported: {what}; {way_out}", where=where)
             if not self.values.satisfiable(root):
                 raise GrammarError("no value satisfies the schema", where="#")
-        return root, [f"{what} at {where}" for what, where in unsupported]
+        return root, [f"{what} at {where}" for what, where in unsupported], self._hard_texts(document, key)
+
+    def _hard_texts(self, document: Document, key: str) -> list[int]:
+        """See ``compile``."""
+        found: dict[int, None] = {}
+        for place in document.places:
+            is_named = len(place.schema.get("patternProperties", ())) > 1
+            is_text = not place.schema.keys().isdisjoint(COMBINED) and not place.pointer.endswith("/propertyNames")
+            if not is_named and not is_text:
+                continue
+            with self.values.machine.lock:
+                formula = self._nodes.node(document, key, place)
+                if formula > TRUE and is_text:
+                    found[self.values.hard_string(formula)] = None
+                if formula > TRUE and is_named:
+                    found[self.values.first_name(formula)] = None
+        return [code for code in found if code > 0]
 
     # -- checks ---------------------------------------------------------------------------------------------------
 

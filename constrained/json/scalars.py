@@ -14,6 +14,7 @@ import numpy as np
 from ..code_points import ANY, Ranges, intersection
 from ..expressions import NO_TEXT, NOTHING, Expressions
 from ..machine import DEAD_STATE, MAX_NEED, SHORT_TOKEN, UNBOUNDED, Fill, Machine
+from ..machine.recent import Recent
 from ..prefixes import contains_all_texts_of
 from .names import name_nodes, write_rows
 
@@ -55,6 +56,7 @@ class Scalars:
         self._left_by_rest: dict[tuple[int, int], _LeftByChar] = {}  # of what is left of a character
         self._by_char: dict[int, _CharMoves] = {}
         self._by_rest: dict[tuple[int, int], _CharMoves] = {}  # of expressions within a character
+        self._by_control: Recent[tuple[int, ...], list[tuple[int, ...]]] = Recent(64)
         text = (self.ex.text,)
         self.free_text = self._string(text, Spelling(free=True))
         self.key_text = self._string(text, Spelling(free=False))
@@ -353,11 +355,16 @@ class Scalars:
 
     def _controls(self, exprs: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The derivatives by each control character."""
-        found: list[tuple[int, ...]] = [(NOTHING,)] * 0x20
-        for lo, hi, to in self._moves(exprs):
-            for byte in range(lo, min(hi, 0x20)):
-                if self.ex.available >> byte & 1:
-                    found[byte] = to
+        found = self._by_control.get(exprs)
+        if found is None:
+            found = [(NOTHING,)] * 0x20
+            for lo, hi, to in self._moves(exprs):
+                if lo >= 0x20:
+                    break
+                for byte in range(lo, min(hi, 0x20)):
+                    if self.ex.available >> byte & 1:
+                        found[byte] = to
+            self._by_control.put(exprs, found)
         return found
 
     def _code_point(self, exprs: tuple[int, ...], spelling: Spelling, free: bool, digits: str) -> int:

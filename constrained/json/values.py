@@ -25,6 +25,7 @@ from .schema_nodes import SchemaNodes
 
 MAX_CASES = 256  # of the answers to observed schemas
 PREPARE_WORK = 500_000  # fuel for the first states of a value when its schema is compiled
+HARD_PARTS = 24  # of an expression; see ``Expressions.num_parts``
 FEW_CASES = 16  # with more, schemas that exclude each other are looked for
 COMPOUND_KINDS: tuple[Kind, ...] = ("array", "object")
 LITERALS: tuple[tuple[Kind, bool | None], ...] = (("null", None), ("true", True), ("false", False))
@@ -373,6 +374,30 @@ class Values:
                 if following > TRUE and following not in seen:
                     seen.add(following)
                     queue.append(following)
+
+    def hard_string(self, must: int) -> int:
+        """The row code of the opening quote of a string that satisfies the formula, if many states may follow it; 0 if
+        few do, or if no string satisfies it."""
+        if "string" not in self._kinds(must):
+            return 0
+        try:
+            with self.machine.fuel.at_most(PREPARE_WORK):
+                text = self.expression(must, "string")
+                is_hard = text != self.ex.text and self.ex.num_parts(text) >= HARD_PARTS
+                return self.scalars.string(text) if is_hard else 0
+        except GrammarTooComplex as error:
+            raise error.at(self._pointer(must)) from None
+
+    def first_name(self, must: int) -> int:
+        """The row code of the opening quote of the first name of an object that satisfies the formula; 0 if none."""
+        if "object" not in self._kinds(must):
+            return 0
+        try:
+            with self.machine.fuel.at_most(PREPARE_WORK):
+                state = self.objects.open((self.expand(must, "object"),), self.layouts.root)
+                return int(self.machine.row(state)[ord('"')]) if state else 0
+        except GrammarTooComplex as error:
+            raise error.at(self._pointer(must)) from None
 
     def _prepare_inside(self, formula: int, row: np.ndarray) -> Iterator[int]:
         """Make the row after an object's bracket. The conditions on the first values inside the value."""

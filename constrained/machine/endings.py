@@ -1,9 +1,10 @@
 """Short endings: for each configuration, bytes that complete the text, and the fewest tokens that spell them.
 
-An ending is found by a search over bytes (Dijkstra 1959) inside one value at a time. Where a byte opens a value, the
-search steps over that value by its own shortest text, found by the same search and kept (as in Knuth 1977); so the work
-is that of the values met, not of their combinations. Every byte of an ending is a token by itself, since languages
-leave out other bytes, so every ending can be spelled; ``spell`` finds the spelling with the fewest tokens.
+An ending is found by a search over bytes (A*: Hart, Nilsson, Raphael 1968) inside one value at a time. Where a byte
+opens a value, the search steps over that value by its own shortest text, found by the same search and kept (as in Knuth
+1977); so the work is that of the values met, not of their combinations. Every byte of an ending is a token by itself,
+since languages leave out other bytes, so every ending can be spelled; ``spell`` finds the spelling with the fewest
+tokens.
 
 Some choices keep a search small. They make some endings longer than the shortest, never wrong:
     the next property of an object is the first required one (``closing`` of ``Machine.add_frame``);
@@ -37,7 +38,7 @@ COSTS_KEPT = 64  # configurations whose costs are kept for each token
 
 _ITEM_ENDS = frozenset(b",]")
 ACCEPTED = -1  # the result where the whole text may end
-# A node of a search: bytes, the word so far, the kind, and by kind
+# A node of a search: bytes, of a counted string also those to come at least, the word so far, the kind, and by kind
 #   _AT: state, aux, the frame of the name under way (0: none)      _ENDED: result, 0, 0
 #   _INSIDE: state, frame, the bytes still to come at least; before a value that is stepped over
 # Words are kept inverted, so that of equally short ones the one with the higher bytes comes first: "]" before "0".
@@ -378,6 +379,7 @@ class Endings:
         base = machine.stack(barrier, 0)
         leaves: dict[int, Leave] = {}
         seen: dict[tuple[int, int, int], bytes] = {}  # the way to each place
+        counted, low = machine.counted_states, int(machine.arrays[walk.FRAME_LOW][barrier])
         queue: list[_Node] = [(0, b"", _AT, state, aux, within)]
         while queue:
             length, word, kind, a, b, c = heapq.heappop(queue)
@@ -393,7 +395,7 @@ class Endings:
             if kind == _INSIDE:
                 self._step_over(queue, length - c, word, a, b, c, limit)
                 continue
-            place = (a, b, c)
+            length, place = len(word), (a, b, c)
             if place in seen:
                 continue
             seen[place] = word
@@ -416,7 +418,9 @@ class Endings:
             for byte, step, to, more in plain or steps:
                 further = word + _INVERTED[byte : byte + 1]
                 if step == walk.NEXT_STATE:
-                    heapq.heappush(queue, (length + 1, further, _AT, to, more, c))
+                    # Of a counted string, the characters that are missing, of one byte at least, and the quote.
+                    least = max(low - more, 0) + 1 if to in counted else 0
+                    heapq.heappush(queue, (length + 1 + least, further, _AT, to, more, c))
                 elif step == walk.LEFT:
                     heapq.heappush(queue, (length + 1, further, _ENDED, to, 0, 0))
                 elif step == walk.PUSHED and more in machine.closings:

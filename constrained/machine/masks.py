@@ -21,6 +21,7 @@ from .trie_walker import TrieWalker
 from .walk import MAX_NEED, UNBOUNDED
 
 MAX_LEXEME_BYTES = 128 << 20
+PREPARE_WORK = 5 * MASK_WORK  # fuel for a mask that is made while a grammar is compiled
 SHORT_TOKEN = 16  # bytes; longer tokens are few, and are walked where a string has a length bound
 
 
@@ -98,6 +99,15 @@ class Masks:
                     raise self._failed[config].twin() from error
                 self.known.put(config, found)
         return found
+
+    def prepare(self, code: int) -> None:
+        """Walk inside a value ahead of time, from where a row code leads to; the machine's lock is held.
+
+        Raises GrammarTooComplex where it takes ``PREPARE_WORK``.
+        """
+        frame, state = self.machine.action(code) if code >= walk.PUSH else (0, code)
+        with self.machine.fuel.at_most(PREPARE_WORK):
+            self._inner_of(state, 0, self.machine.stack(frame, 0))
 
     def way_apart(self, config: int) -> bytes:
         """Bytes after which the items under way differ from those before them; b"" if none are found."""

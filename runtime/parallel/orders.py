@@ -1,24 +1,26 @@
 """What rank 0 tells the other ranks, as integers: steps and products of the head.
 
     frame:   number | kind | bytes of the payload | payload
-    a step:  numbers of rows R, tokens T, logits, earlier slots, tokens with adapters | the arrays of ``StepArrays`` in
-             their order | of earlier slots: [E] rows, [E] first positions, [E] lengths, slots
+    a step:  numbers of rows R, tokens T, logits L, earlier runs E, tokens with adapters A, bytes of a token's id
+             [R] rows, tokens, ends | [L] logits | [E] rows, first positions, lengths | [A] adapters | ids | slots
+    slots:   of earlier positions, then of the tokens: number of runs, 0 for none | first slots, lengths | or all slots
 
 Numbers are int64, payloads are int32. A step is sent as the arrays that rank 0 computes with too, so no rank goes
-through its sequences one by one. Only slots that the executors do not hold yet are sent.
+through its sequences one by one. Positions follow from the rows. Only slots that the executors do not hold yet are
+sent, and neighbours as runs: the cache gives slots in ascending order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from ..layers.batch import StepArrays
 
-_ARRAYS = ("token_ids", "positions", "out_slots", "logits_rows", "row_ids", "query_starts", "kv_lens")
-_NONE = np.zeros(0, np.int32)
+_HEAD_LEN = 6
+_NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +101,66 @@ def decode(kind: int, payload: np.ndarray) -> Order:
 def _encode_step(step: StepArrays) -> np.ndarray:
     adapters = _NONE if step.adapters is None else step.adapters
     rows, starts, slots = zip(*step.earlier, strict=True) if step.earlier else ((), (), ())
-    head = (len(step.row_ids), step.num_tokens, len(step.logits_rows), len(slots), len(adapters))
-    arrays = [getattr(step, name) for name in _ARRAYS]
-    earlier = [rows, starts, [len(run) for run in slots], *slots]
-    return np.concatenate([np.asarray(array, np.int32) for array in (head, *arrays, adapters, *earlier)])
+    ids = np.asarray(step.token_ids, np.int32)
+    is_short = len(ids) > 0 and ids.min() >= 0 and ids.max() < 1 << 16
+    packed = _padded(ids.astype(np.uint16)).view(np.int32) if is_short else ids
+    head = (len(step.row_ids), len(ids), len(step.logits_rows), len(slots), len(adapters), 2 if is_short else 4)
+    earlier = (rows, starts, [len(run) for run in slots])
+    arrays = (head, step.row_ids, np.diff(step.query_starts), step.kv_lens, step.logits_rows, *earlier, adapters)
+    stream = np.concatenate([*slots, step.out_slots]).astype(np.int32, copy=False)
+    return np.concatenate([*(np.asarray(array, np.int32) for array in arrays), packed, *_encode_slots(stream)])
 
 
 def _decode_step(payload: np.ndarray) -> StepArrays:
-    num_rows, num_tokens, num_logits, num_earlier, num_adapters = payload[:5].tolist()
-    lengths = (num_tokens, num_tokens, num_tokens, num_logits, num_rows, num_rows + 1, num_rows)
-    ends = 5 + np.cumsum((*lengths, num_adapters, 3 * num_earlier))
-    *parts, adapters, heads, slots = np.split(payload[5:], ends - 5)
-    rows, starts, counts = heads.reshape(3, num_earlier)
-    stops = np.cumsum(counts).tolist()
-    runs = (slots[first:stop] for first, stop in pairwise([0, *stops]))
+    num_rows, num_tokens, num_logits, num_earlier, num_adapters, id_bytes = payload[:_HEAD_LEN].tolist()
+    num_packed = num_tokens if id_bytes == 4 else -(-num_tokens // 2)
+    lengths = (*[num_rows] * 3, num_logits, *[num_earlier] * 3, num_adapters, num_packed)
+    ends = [*accumulate(lengths, initial=_HEAD_LEN), len(payload)]
+    parts = [payload[first:end] for first, end in pairwise(ends)]
+    row_ids, counts, kv_lens, logits_rows, rows, starts, run_lens, adapters, ids, packed = parts
+    if id_bytes == 2:
+        ids = ids.view(np.uint16)[:num_tokens].astype(np.int32)
+    query_starts = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
+    # Token t of row r: position = kv_lens[r] - n_r + (t - query_starts[r]).
+    positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(kv_lens - query_starts[1:], counts)
+    stops = list(accumulate(run_lens.tolist(), initial=0))
+    slots = _decode_slots(packed, num_tokens + stops[-1])
+    runs = [slots[first:stop] for first, stop in pairwise(stops)]
     earlier = list(zip(rows.tolist(), starts.tolist(), runs, strict=True))
-    arrays = dict(zip(_ARRAYS, parts, strict=True))
-    return StepArrays(**arrays, earlier=earlier, adapters=adapters if num_adapters else None)
+    return StepArrays(
+        ids,
+        positions,
+        slots[len(slots) - num_tokens :],
+        logits_rows,
+        row_ids,
+        query_starts,
+        kv_lens,
+        earlier=earlier,
+        adapters=adapters if num_adapters else None,
+    )
+
+
+def _encode_slots(slots: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Runs of neighbouring slots, or all slots where these are shorter."""
+    breaks = np.flatnonzero(slots[1:] != slots[:-1] + 1)
+    if 2 * (len(breaks) + 1) >= len(slots):
+        return np.zeros(1, np.int32), slots
+    firsts = np.concatenate((_ZERO, breaks + 1))
+    lengths = np.diff(np.append(firsts, len(slots)))
+    return np.array([len(firsts)], np.int32), slots[firsts], lengths.astype(np.int32)
+
+
+def _decode_slots(packed: np.ndarray, num_slots: int) -> np.ndarray:
+    num_runs = int(packed[0])
+    if not num_runs:
+        return packed[1:]
+    slots, lengths = packed[1:].reshape(2, num_runs)
+    firsts = np.cumsum(lengths, dtype=np.int32) - lengths
+    found = np.repeat(slots - firsts, lengths)
+    found += np.arange(num_slots, dtype=np.int32)
+    return found
+
+
+def _padded(ids: np.ndarray) -> np.ndarray:
+    """An even number of them."""
+    return np.append(ids, ids[:1]) if len(ids) % 2 else ids

@@ -200,6 +200,7 @@ _ALL = (
     ModelShape("qwen3-8b", 36, 4096, 12_288, 32, 8, 128, 151_936, False),
     ModelShape("llama-3.1-8b", 32, 4096, 14_336, 32, 8, 128, 128_256, False),
     ModelShape("llama-3.3-70b", 80, 8192, 28_672, 64, 8, 128, 128_256, False),
+    ModelShape("llama-3.1-405b", 126, 16_384, 53_248, 128, 8, 128, 128_256, False),
     ModelShape(*("qwen3-235b-a22b", 94, 4096, 1536, 64, 4, 128, 151_936, False), num_experts=128, experts_per_token=8),
 )
 SHAPES = {shape.name: shape for shape in _ALL}

@@ -1,5 +1,6 @@
 import itertools
 import re
+from functools import cache
 
 import pytest
 from phloem.constrained import GrammarError, GrammarTooComplex, Vocabulary, compile
@@ -77,7 +78,52 @@ def test_a_search_of_too_many_states_is_refused_with_the_limit() -> None:
     ex = Expressions()
     guess = compile_regex("(a|b)*a(a|b){18}", ex, anchored=True)
     with pytest.raises(GrammarTooComplex, match="more than 10,000 states"):
-        ex.is_nonempty(ex.intersect(guess, compile_regex("(a|b)*b(a|b){17}", ex, anchored=True)))
+        ex.is_nonempty(ex.intersect(guess, compile_regex("(a|b)*b(a|b){18}", ex, anchored=True)))
+
+
+def test_a_long_text_is_found_without_all_shorter_ones() -> None:
+    ex = Expressions()
+    words = compile_regex("[a-c]{1,9}(-[a-c]{1,9}){0,90}[.]", ex, anchored=True)
+    long = ex.intersect(words, ex.repeat(ex.any_char, 200, 202))
+    assert ex.is_nonempty(long, fuel=5_000)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a{1,3}(-a{1,4}){2,5}",
+        "(ab|c){2,6}[.]?",
+        "(abc|d{2,5}){1,3}e{0,2}",
+        "(a|bcd|ef){1,4}",
+        "((ab){1,3}c?){2,3}",
+        "é{1,2}(ü-){0,4}",
+    ],
+)
+def test_bounds_on_lengths_hold_for_all_that_may_follow(pattern: str) -> None:
+    ex = Expressions()
+    language = compile_regex(pattern, ex, anchored=True)
+    spread = ex.spread(language)
+    assert spread is not None
+
+    @cache
+    def lengths(expr: int) -> frozenset[int]:
+        """How many characters may begin before the end."""
+        ways = [(not 0x80 <= lo < 0xC0, to) for lo, _, to in ex.moves(expr)]
+        return frozenset(
+            {n + begins for begins, to in ways for n in lengths(to)} | ({0} if ex.nullable[expr] else set())
+        )
+
+    met, todo = {(language, 0)}, [(language, 0)]
+    for expr, begun in todo:
+        after = sorted(lengths(expr))
+        assert after[0] <= spread.most_shortest
+        assert begun + after[-1] >= spread.least_longest, (begun, after)
+        assert all(b - a <= spread.gap for a, b in itertools.pairwise(after)), after
+        for lo, _, to in ex.moves(expr):
+            following = (to, begun + (not 0x80 <= lo < 0xC0))
+            if following not in met:
+                met.add(following)
+                todo.append(following)
 
 
 def test_multiples_are_those_of_arithmetic() -> None:

@@ -158,7 +158,7 @@ def test_names_are_allowed_exactly_where_some_value_may_follow(vocabulary: Vocab
 
         schema = {"type": "object", **some(2)}
         try:
-            root, _ = machine_schemas.compile(json.dumps(schema), check_after=False)
+            root, _, _ = machine_schemas.compile(json.dumps(schema), check_after=False)
         except GrammarError as error:
             assert "no value satisfies" in str(error)
             continue

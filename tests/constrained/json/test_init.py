@@ -1,7 +1,10 @@
+import json
+
 import pytest
-from phloem.constrained import GrammarError, GrammarSpec, Vocabulary
+from phloem.constrained import GrammarError, GrammarSpec, GrammarTooComplex, Vocabulary
+from phloem.constrained.compiler import Compiler
 from phloem.constrained.json import JsonSchemas
-from phloem.constrained.machine import Machine
+from phloem.constrained.machine import Machine, Masks
 from phloem.constrained.options import option_values
 
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}'
@@ -12,7 +15,7 @@ def options(**given: str) -> dict[str, str]:
 
 
 def test_schemas_of_equal_options_share_their_states(vocabulary: Vocabulary) -> None:
-    schemas = JsonSchemas(Machine(vocabulary))
+    schemas = JsonSchemas(Masks(Machine(vocabulary)))
     first, unenforced = schemas.start(SCHEMA, options())
     assert (first, unenforced) == schemas.start(SCHEMA, options()) and unenforced == []
     assert schemas.start(SCHEMA, options(whitespace="compact"))[0] != first
@@ -20,7 +23,7 @@ def test_schemas_of_equal_options_share_their_states(vocabulary: Vocabulary) -> 
 
 
 def test_keywords_that_are_not_enforced_are_refused_or_listed(vocabulary: Vocabulary) -> None:
-    schemas = JsonSchemas(Machine(vocabulary))
+    schemas = JsonSchemas(Masks(Machine(vocabulary)))
     text = '{"oneOf": [{"uniqueItems": true}, {"type": "array", "contains": {"const": 1}}]}'
     with pytest.raises(GrammarError, match="unsupported: uniqueItems"):
         schemas.start(text, options())
@@ -29,8 +32,34 @@ def test_keywords_that_are_not_enforced_are_refused_or_listed(vocabulary: Vocabu
 
 
 def test_a_half_full_store_of_formulas_counts_as_full(vocabulary: Vocabulary) -> None:
-    schemas = JsonSchemas(Machine(vocabulary))
+    schemas = JsonSchemas(Masks(Machine(vocabulary)))
     schemas.start(SCHEMA, options())
     assert not schemas.is_full
     next(iter(schemas.styles.values())).formulas.max_formulas = 4
     assert schemas.is_full
+
+
+NAMES = ["^[a-z]+_id$", "^[A-Z_]{2,9}$", "Url$", "^x-", "[0-9]", "^is[A-Z]"]
+HARD = {
+    "a string": {"type": "string", "pattern": "^([a-z]{1,9}(-[a-z0-9]{1,9}){0,9}[.]){1,9}$", "maxLength": 99},
+    "alternatives": {"oneOf": [{"type": "string", "maxLength": 9}, {"pattern": "x[0-9]{2}[a-f]{9}y*$"}]},
+    "names": {"type": "object", "patternProperties": {n: {"minimum": len(n)} for n in NAMES}},
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_masks_within_hard_strings_and_names_are_made_while_compiling(vocabulary: Vocabulary, name: str) -> None:
+    schema = {"type": "object", "properties": {"a": HARD[name]}, "required": ["a"], "additionalProperties": False}
+    grammar = Compiler(vocabulary).compile(GrammarSpec("json_schema", json.dumps(schema), {"whitespace": "compact"}))
+    machine = grammar.machine
+    begun = machine.advance_bytes(grammar.start, b'{"a":{"' if name == "names" else b'{"a":"')
+    before = machine.fuel.spent
+    assert grammar.masks.of(begun).any()
+    assert machine.fuel.spent - before < before / 4
+
+
+def test_a_string_that_cannot_be_followed_is_refused_with_its_place(vocabulary: Vocabulary) -> None:
+    hard = {"type": "string", "pattern": "^(.*[ab].{30}){20}", "not": {"pattern": "^(.*[cd].{31}){20}$"}}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": hard}}
+    with pytest.raises(GrammarTooComplex, match="at #/properties/b"):
+        Compiler(vocabulary).compile(GrammarSpec("json_schema", json.dumps(schema)))

@@ -13,7 +13,7 @@ jsonschema = pytest.importorskip("jsonschema")
 
 def read(schemas: Schemas, schema: dict) -> tuple[int, NamePartition]:
     """What a schema asks of objects, and the names that it tells apart."""
-    root, _ = schemas.compile(json.dumps(schema), check_after=False)
+    root, _, _ = schemas.compile(json.dumps(schema), check_after=False)
     formula = schemas.values.expand(root, "object")
     return formula, schemas.values.objects.properties.partition((formula,))
 

@@ -177,3 +177,15 @@ def test_endings_are_spelled_by_the_fewest_tokens(vocabulary: Vocabulary) -> Non
     spelled = [vocabulary.tokens[t] for t in grammar.endings.tokens_of(ending)]
     assert b"".join(spelled) == ending.word == b"the name return acc"
     assert spelled == [b"the", b" ", b"name", b" ", b"return acc"]
+
+
+@pytest.mark.parametrize("begun", [b'"', b'"appropriiqagricult', b'"a-b-c-d'])
+def test_the_shortest_ending_of_a_long_string_is_found_in_few_steps(vocabulary: Vocabulary, begun: bytes) -> None:
+    words = {"type": "string", "pattern": "^[a-z]{1,60}(-[a-z]{1,60}){2,100}$", "minLength": 100, "maxLength": 200}
+    grammar = compile("json_schema", json.dumps(words), vocabulary)
+    config = grammar.machine.advance_bytes(grammar.start, begun)
+    before = grammar.endings._num_steps
+    ending = grammar.endings.of(config)
+    assert ending is not None and grammar.endings._num_steps - before < 300
+    text = json.loads(begun + ending.word)
+    assert len(text) == 100 and jsonschema.Draft202012Validator(words).is_valid(text)

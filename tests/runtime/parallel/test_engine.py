@@ -33,6 +33,14 @@ REQUESTS: dict[str, tuple[P, GrammarSpec | None]] = {
     "json": (P(temperature=1.0, seed=13, max_tokens=40), GrammarSpec("json_schema", JSON)),
 }
 
+# Of each kind of split: the model, its ranks of tensors, and the rest of its options.
+KINDS: dict[str, tuple[str, int, dict[str, int]]] = {
+    "tensors": ("llama", 2, {}),
+    "stages": ("llama", 1, {"pipeline_parallel": 2}),
+    "sequences": ("llama", 1, {"sequence_parallel": 2}),
+    "experts": ("qwen3_moe", 2, {"expert_parallel": 2, "expert_copies": 1}),
+}
+
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -116,17 +124,33 @@ def test_every_kind_of_draw_is_that_of_one_rank(
     ],
     ids=lambda options: "-".join(options),
 )
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", KINDS)
 def test_options_change_no_answer_of_two_ranks(
     start: Callable[..., Driver], options: dict[str, Any], split: str
 ) -> None:
-    expected, found = answers(start(1)), answers(start(1, **{split: 2}, **options))
+    model, ranks, given = KINDS[split]
+    expected, found = answers(start(1, model)), answers(start(ranks, model, **given, **options))
     assert {name: one.token_ids for name, one in found.items()} == {
         name: one.token_ids for name, one in expected.items()
     }
 
 
-def test_forks_select_scores_and_joins_are_those_of_one_rank(start: Callable[..., Driver]) -> None:
+@pytest.mark.parametrize("split", KINDS)
+def test_keys_and_values_in_eight_bits_are_those_of_one_rank(start: Callable[..., Driver], split: str) -> None:
+    model, ranks, given = KINDS[split]
+    whole, parts = start(1, model, kv_dtype="int8"), start(ranks, model, kv_dtype="int8", **given)
+    expected, found = answers(whole), answers(parts)
+    assert {name: one.token_ids for name, one in found.items()} == {
+        name: one.token_ids for name, one in expected.items()
+    }
+    assert parts.engine.info()["kv_dtype"] == "int8"
+    assert 2 * parts.engine.info()["kv_bytes"] <= 1.01 * whole.engine.info()["kv_bytes"]  # a spare slot for sequences
+
+
+@pytest.mark.parametrize("split", KINDS)
+def test_forks_select_scores_and_joins_are_those_of_one_rank(start: Callable[..., Driver], split: str) -> None:
+    model, ranks, given = KINDS[split]
+
     def run(driver: Driver) -> list[object]:
         ops: list[o.AnyOp] = [o.Text(op=0, seq=0, text="the phloem "), o.Fork(op=1, seq=0, children=(1, 2))]
         for child in (1, 2):
@@ -138,9 +162,7 @@ def test_forks_select_scores_and_joins_are_those_of_one_rank(start: Callable[...
         assert outcome.rejected is None
         return [outcome.value(op) for op in (21, 22, 31, 32, 33)]
 
-    expected = run(start(1))
-    for split in SPLITS:
-        assert run(start(1, **{split: 2})) == expected, split
+    assert run(start(ranks, model, **given)) == run(start(1, model))
 
 
 def test_vectors_beside_generations_are_those_of_one_rank(start: Callable[..., Driver]) -> None:
@@ -162,23 +184,25 @@ def test_vectors_beside_generations_are_those_of_one_rank(start: Callable[..., D
             assert len(vector) == 64 and np.allclose(vector, np.frombuffer(other, np.float32), atol=1e-4)
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", KINDS)
 def test_drafts_are_accepted_by_two_ranks(start: Callable[..., Driver], split: str) -> None:
     """A text that is generated again is drafted from the cache."""
     params = P(temperature=0.0, max_tokens=40, ignore_eos=True)
-    driver, alone = start(1, **{split: 2}), start(1)
+    model, ranks, given = KINDS[split]
+    driver, alone = start(ranks, model, **given), start(1, model)
     first = generate(driver, "sap " * 20, params)[0]
     again, meta = generate(driver, "sap " * 20, params)
     assert again == first == generate(alone, "sap " * 20, params)[0]
     assert sum(one.accepted_tokens for one in meta.candidates) > 10
 
 
-def test_adapters_are_those_of_one_rank(start: Callable[..., Driver], paths: dict[str, Path], tmp_path: Path) -> None:
-    adapters = {
-        "poet": str(
-            make_adapter(tmp_path / "poet", paths["llama"], seed=4, rank=3, targets=("q_proj", "o_proj", "up_proj"))
-        )
-    }
+@pytest.mark.parametrize("split", KINDS)
+def test_adapters_are_those_of_one_rank(
+    start: Callable[..., Driver], paths: dict[str, Path], tmp_path: Path, split: str
+) -> None:
+    model, ranks, given = KINDS[split]
+    targets = ("q_proj", "o_proj", *(("up_proj",) if model == "llama" else ()))  # experts have no adapters
+    adapters = {"poet": str(make_adapter(tmp_path / "poet", paths[model], seed=4, rank=3, targets=targets))}
 
     def run(driver: Driver) -> list[object]:
         settings = [m.ProgramSettings(adapter="poet"), None]
@@ -190,10 +214,9 @@ def test_adapters_are_those_of_one_rank(start: Callable[..., Driver], paths: dic
         driver.run()
         return [outcome.value(1) for outcome in outcomes]
 
-    expected = run(start(1, adapters=adapters))
-    for split in SPLITS:
-        assert run(start(1, adapters=adapters, **{split: 2})) == expected, split
-    assert expected[0] != expected[1]
+    found = run(start(ranks, model, adapters=adapters, **given))
+    assert found == run(start(1, model, adapters=adapters))
+    assert found[0] != found[1]
 
 
 def test_ranks_read_their_shares_and_follow_numbered_orders(start: Callable[..., Driver]) -> None:
@@ -242,6 +265,8 @@ def test_two_ranks_that_spread_the_slots_have_twice_as_many_and_keep_half_of_eac
         ({"tensor_parallel": 2, "host_cache_bytes": 1 << 30}, "tensor_parallel=2 with host_cache_bytes"),
         ({"tensor_parallel": 2, "disk_cache": "/tmp/x"}, "tensor_parallel=2 with disk_cache"),
         ({"tensor_parallel": 2, "draft_model": "self:1"}, "tensor_parallel=2 with draft_model='self:1'"),
+        ({"pipeline_parallel": 2, "draft_model": "eagle:head"}, "pipeline_parallel=2 with draft_model='eagle:head'"),
+        ({"pipeline_parallel": 2, "shared_cache": "s3://a/b"}, "pipeline_parallel=2 with shared_cache='s3://a/b'"),
         ({"pipeline_parallel": 2, "disk_cache": "/tmp/x"}, "pipeline_parallel=2 with disk_cache"),
         ({"sequence_parallel": 2, "host_cache_bytes": 1 << 30}, "sequence_parallel=2 with host_cache_bytes"),
         ({"sequence_parallel": 2, "device": "cuda"}, "sequence_parallel=2 with device='cuda'"),

@@ -126,17 +126,20 @@ def test_a_rank_is_lost_while_nothing_runs_and_the_next_program_is_answered(runt
     assert runtime.fleet()[0].restarts > before.restarts
 
 
-def test_stages_draw_with_the_bits_of_virtual_ranks_and_outlive_the_loss_of_the_last(config: EngineConfig) -> None:
-    """Two stages of two ranks that each have half of the experts."""
+def test_stages_draw_with_the_bits_of_virtual_ranks_and_outlive_the_loss_of_ranks(config: EngineConfig) -> None:
+    """Two stages of two ranks that each have half of the experts; in the last, one is killed and later one stopped."""
     staged = msgspec.structs.replace(config, pipeline_parallel=2)
     with phloem.Runtime(staged, replicas=1) as runtime:
         check_bits(runtime, staged, [PROMPTS[1]])
         expected = runtime.generate("stage " * 9, None, temperature=0.0, max_tokens=40, ignore_eos=True).text
-        before = runtime.fleet()[0]
-        last = max(children(before.pid))
-        midway = ended_midway(runtime, "stage " * 9, last, signal.SIGSTOP)
-        assert asyncio.run(asyncio.wait_for(midway, 240.0)) == expected
-        assert runtime.fleet()[0].restarts > before.restarts and not is_alive(last)
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            before = runtime.fleet()[0]
+            ranks = sorted(children(before.pid))
+            victim = ranks[1] if number == signal.SIGKILL else ranks[2]
+            midway = ended_midway(runtime, "stage " * 9, victim, number)
+            assert asyncio.run(asyncio.wait_for(midway, 240.0)) == expected
+            assert runtime.fleet()[0].restarts > before.restarts
+            assert not any(map(is_alive, [before.pid, *ranks]))
 
 
 def test_spread_slots_draw_with_the_bits_of_virtual_ranks_and_outlive_a_killed_rank(config: EngineConfig) -> None:

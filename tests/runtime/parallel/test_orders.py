@@ -8,7 +8,7 @@ import torch
 from phloem.runtime.layers.batch import StepArrays
 from phloem.runtime.parallel.lost import GangLost
 from phloem.runtime.parallel.order_line import FRAME_BYTES, OrderLine
-from phloem.runtime.parallel.orders import Beat, End, Likeliest, Order, Whole, decode, encode
+from phloem.runtime.parallel.orders import Beat, End, Likeliest, Order, ReviewExperts, Whole, decode, encode
 from phloem.runtime.scheduler import DecodePart, PlanRow, StepPlan
 from phloem.tests.runtime.parallel.virtual import VirtualGroup, run_all
 
@@ -56,12 +56,32 @@ def test_every_rank_gets_the_same_step(num_vectorised: int, num_rows: int) -> No
         assert isinstance(found, StepArrays) and same_step(step, found)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 31, 32])
+@pytest.mark.parametrize("vocab_size", [1 << 16, 150_000])
+@pytest.mark.parametrize("num_cached", [0, 200])
+def test_prompts_in_runs_of_slots_arrive_and_take_few_bytes(num_tokens: int, vocab_size: int, num_cached: int) -> None:
+    rng = np.random.default_rng(num_tokens)
+    rows, end = [], num_cached + num_tokens
+    for i in range(256):
+        slots = np.arange(i * end, (i + 1) * end, dtype=np.int32)
+        if i % 5 == 0:
+            slots[end // 2 :] += 7  # two runs
+        tokens = rng.integers(0, vocab_size, num_tokens).astype(np.int32)
+        rows.append(PlanRow(i, i, num_cached, tokens, slots, 0, 1))
+    step = StepArrays.of(StepPlan(0, tuple(rows)))
+    kind, payload = encode(step)
+    found = decode(kind, payload)
+    assert isinstance(found, StepArrays) and same_step(step, found)
+    if num_cached and vocab_size == 1 << 16:
+        assert payload.nbytes <= FRAME_BYTES - 24, "one message"
+
+
 def test_other_orders_come_out_as_they_went_in() -> None:
     words = np.array([[1, 2**32 - 1], [5, 6]], np.uint32)
     listed = decode(*encode(Likeliest(4, np.array([0, 3]), words)))
     assert isinstance(listed, Likeliest) and listed.k == 4 and listed.rows.tolist() == [0, 3]
     assert listed.words.dtype == np.uint32 and np.array_equal(listed.words, words)
-    for order in (Whole(3), Beat(), End()):
+    for order in (Whole(3), ReviewExperts(), Beat(), End()):
         assert decode(*encode(order)) == order
 
 

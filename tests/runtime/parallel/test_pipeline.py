@@ -48,9 +48,9 @@ def test_micro_steps_compute_the_logits_of_whole_steps(family: str, mesh: Mesh, 
 def test_packed_weights_and_bfloat16_keep_their_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PipelineStage, "num_micro_steps", lambda self, num_tokens: 1)
     path = make_tiny_gguf(tmp_path / "q.gguf", seed=5, kinds={"weight": "Q4_1", "token_embd": "Q8_0"}, hidden_size=128)
-    for precision in ("int16", "bfloat16"):
-        options = config(path, precision=precision)
-        assert torch.equal(staged_logits(path, Mesh(pipeline=2), options)[0], whole_logits(path, options)), precision
+    for precision, kv_dtype in (("int16", "auto"), ("bfloat16", "auto"), ("int16", "int8")):
+        options = config(path, precision=precision, kv_dtype=kv_dtype)
+        assert torch.equal(staged_logits(path, Mesh(pipeline=2), options)[0], whole_logits(path, options)), options
 
 
 def test_adapters_lie_on_the_stages_of_their_layers(tmp_path: Path) -> None:

@@ -103,6 +103,16 @@ def test_packed_weights_are_split_as_they_are(
     assert (found - expected).abs().max() <= tolerance * expected.abs().max()
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_keys_and_values_in_eight_bits_are_split_by_heads(size: int, tmp_path: Path) -> None:
+    """A last bit of a sum can change a rounded number by a step, which is 1 in 127 of the largest of 16."""
+    path = make_tiny_model(tmp_path / "model", seed=1)
+    options = config(path, kv_dtype="int8")
+    expected = whole_logits(path, options)
+    assert (split_logits(path, size, options) - expected).abs().max() <= 5e-3 * expected.abs().max()
+    assert (expected - whole_logits(path, config(path))).abs().max() > 1e-3
+
+
 def test_adapters_are_split_with_their_layers(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "model", seed=2)
     targets = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -37,7 +37,8 @@ def test_a_decode_step_of_one_row_reads_every_weight_once() -> None:
 
 
 def test_the_size_of_a_model_matches_its_name() -> None:
-    for name, billions in (("llama-3.1-8b", 8.03), ("llama-3.3-70b", 70.6), ("qwen3-8b", 8.19)):
+    sizes = {"llama-3.1-8b": 8.03, "llama-3.3-70b": 70.6, "llama-3.1-405b": 405.9, "qwen3-8b": 8.19}
+    for name, billions in sizes.items():
         assert replace(SHAPES[name], weight_bits=16).weights_size_bytes / 2e9 == pytest.approx(billions, rel=0.01)
     assert LLAMA.slot_size_bytes == 2 * 32 * 8 * 128 * 2
 
