@@ -11,6 +11,7 @@ from .bitsandbytes import BitsAndBytes
 from .compressed_tensors import CompressedTensors, Float8
 from .damage import shown
 from .gptq_awq import Awq, Gptq
+from .mlx import Mlx, is_mlx
 from .packed_parts import Scheme, SchemeOf, Settings, StoredMatrix
 
 SCHEMES: Mapping[str, SchemeOf] = {
@@ -24,6 +25,9 @@ SCHEMES: Mapping[str, SchemeOf] = {
 
 def scheme_of(config: Mapping[str, Any], source: str) -> Scheme | None:
     """From the contents of config.json; None where no weights are quantized. Raises Unsupported, by name."""
+    for field in ("quantization", "quantization_config"):  # mlx-lm writes both, with the same contents
+        if is_mlx(config.get(field)):
+            return Mlx(Settings(config[field], source))
     data = config.get("quantization_config") or config.get("compression_config")
     if not data:
         return None
@@ -33,7 +37,8 @@ def scheme_of(config: Mapping[str, Any], source: str) -> Scheme | None:
     make = SCHEMES.get(method) if isinstance(method, str) else None
     if make is None:
         raise Unsupported(
-            f"{source}: weights quantized by {shown(repr(method))} are not read; read are {', '.join(SCHEMES)}"
+            f"{source}: weights quantized by {shown(repr(method))} are not read; read are {', '.join(SCHEMES)} "
+            "and MLX's"
         )
     return make(Settings(data, source))
 
