@@ -7,6 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numba
 from llvmlite import binding
 from numba import types
 from numba.core.caching import FunctionCache
@@ -14,6 +15,8 @@ from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import nrt
+
+_KNOWN_NUMBA = "0.68."  # whose way of keeping code on disk ``load_address`` reads; another numba loads it itself
 
 
 class _Cache(FunctionCache):
@@ -81,7 +84,7 @@ def machine_code(function: Callable[..., None], *arguments: types.Type) -> Machi
         if "cannot cache" not in str(error):
             raise
     else:
-        address = cache.load_address(code._sig)
+        address = cache.load_address(code._sig) if numba.__version__.startswith(_KNOWN_NUMBA) else 0
         if address:
             return MachineCode(code, address, is_new=False)
     code.compile()

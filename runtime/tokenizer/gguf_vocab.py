@@ -133,7 +133,7 @@ def _byte_level(fields: _Fields) -> Tokenizer:
     merges = [_merge(fields, line) for line in fields.require("merges")]
     try:
         model = models.BPE(vocab, merges, ignore_merges=pre.ignore_merges)
-    except Exception:  # what it raises for a merge that names no token
+    except Exception:  # the library has no narrower one for a merge without a token; other faults come again below
         reachable = [pair for pair in merges if pair[0] in vocab and pair[1] in vocab and pair[0] + pair[1] in vocab]
         if len(reachable) < len(merges) - len(hidden):
             log.warning("%s: %d merges name no token and are left out", fields.path, len(merges) - len(reachable))
