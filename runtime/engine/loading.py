@@ -28,7 +28,7 @@ from ..parallel.mesh import Mesh
 from ..parallel.rank import Shape, WeightBytes, threads_of, weight_bytes
 from ..parallel.split import RankSplit
 from ..scheduler import SchedulerConfig
-from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
+from ..speculative import DraftModel, ModelDrafter, without_layers
 from ..tokenizer import ModelTemplate, Tokenizer, load_chat_template, load_tokenizer
 from ..vision.model import VisionModel, load_vision
 from ..weights import open_weights, resolve_model
@@ -220,12 +220,6 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
             message = f"draft_model={name!r}: self:N takes N of the model's layers, 1 to {most}"
             raise InvalidParams(message, where="draft_model")
         return ModelDrafter(DraftModel(without_layers(model, int(count)), max_len=context_len), source="own_layers")
-    if name.startswith("eagle:"):
-        if model.device.type != "cpu":
-            message = f"draft_model={name!r}: a head runs on the CPU only; name a smaller model, or self:N"
-            raise InvalidParams(message, where="draft_model")
-        head = load_eagle(Path(name.removeprefix("eagle:")), model, vocab_hash=tokenizer.vocab_hash)
-        return ModelDrafter(EagleGuesser(head, model), source="eagle")
     path = resolve_model(name)
     other = load_tokenizer(path)
     if other.vocab_hash != tokenizer.vocab_hash:
