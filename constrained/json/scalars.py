@@ -15,14 +15,15 @@ from ..code_points import ANY, Ranges, intersection
 from ..expressions import NO_TEXT, NOTHING, Expressions
 from ..machine import DEAD_STATE, MAX_NEED, SHORT_TOKEN, UNBOUNDED, Fill, Machine, Recent
 from ..prefixes import contains_all_texts_of
-from .names import name_nodes, write_rows
+from .names import name_nodes, trie_moves
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
 SHORT_ESCAPES = {0x22: 0x22, 0x5C: 0x5C, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
 SHORT_CODES = frozenset(SHORT_ESCAPES.values())
 ESCAPED: Ranges = ((0, 0x1F), (QUOTE, QUOTE), (BACKSLASH, BACKSLASH))  # characters that cannot stand for themselves
 HEX = {ord(c): c.lower() for c in "0123456789abcdefABCDEF"}
-MAX_LISTED_BYTES = 2_000  # of words whose states are made at once
+MAX_LISTED_BYTES = 1 << 16  # of words whose states are made together
+PLAIN_BYTES = bytes(b for b in range(0x20, 0x100) if b not in b'"\\')  # of characters that need no escape
 LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
 _CharMoves = tuple[tuple[int, int, int], ...]  # (first, last, to): characters lead to an expression
 _last = itemgetter(1)
@@ -120,23 +121,25 @@ class Scalars:
         return self._begin((must, names, *patterns), spelling)
 
     def _begin(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
-        """The state after the opening quote. Of a short list of words, the rows of all states are made at once."""
+        """The state after the opening quote. The states of a list of words that are spelled as they are are a trie."""
         words = self.ex.words_of(exprs[0]) or ()
         whole = b"".join(words)
-        is_plain = 0 < len(whole) <= MAX_LISTED_BYTES and whole.isascii() and whole.decode().isprintable()
-        if not is_plain or QUOTE in whole or BACKSLASH in whole:
+        if not 0 < len(whole) <= MAX_LISTED_BYTES or whole.translate(None, PLAIN_BYTES):
             return self._string(exprs, spelling)
         machine = self.machine
 
         def fill(row: np.ndarray) -> None:
-            ends = np.array([self._end_of(word, exprs, spelling, tags) for word in words], np.int32)
+            if machine.num_states + len(whole) > machine.hard_limit * 3 // 4:
+                self._fill_string(row, exprs, spelling)
+                return
+            if len(exprs) == 1:
+                ends = np.full(len(words), machine.end_state(0), np.int32)
+            else:
+                ends = np.array([self._end_of(word, exprs, spelling, tags) for word in words], np.int32)
             lengths = np.array([len(word) for word in words], np.int64)
             nodes = name_nodes(whole, lengths, np.arange(len(words), dtype=np.int32))
-            start = machine.num_states
-            machine.add_states(len(nodes), None)
-            rows = machine.raw_rows(start, len(nodes))
-            write_rows(rows, 0, start, machine.row(DEAD_STATE), nodes, ends, machine.missing)
-            row[:] = rows[0]
+            start = machine.add_sparse_states(len(nodes), lambda first: trie_moves(nodes, first, ends), DEAD_STATE)
+            row[:] = machine.row(start)
 
         tags = self._tags(exprs[1]) if spelling.tagged >= 0 else {}
         return machine.state(("words", exprs, spelling), lambda: machine.add_state(fill))
@@ -167,7 +170,7 @@ class Scalars:
             if not spelling.counted and self.ex.words_of(exprs[0]) is not None:
                 return machine.add_state(lambda row: self._fill_string(row, exprs, spelling))
             fits = contains_all_texts_of(self.ex, exprs[0])
-            base = -1
+            base = 0
             if fits is not None and fits >= SHORT_TOKEN and not spelling.counted:
                 plain = exprs == (self.ex.text,)
                 base = machine.num_states if plain else (self.free_text if spelling.free else self.key_text)

@@ -30,6 +30,7 @@ from ..vocabulary import Vocabulary
 from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
 from .parser_sets import LazyState
+from .untouched import untouched
 from .walk import DEAD_STATE, PUSH
 from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
 
@@ -69,7 +70,7 @@ class Machine:
         self.reach = TokenReach(self.expressions, vocabulary)
         self.max_states = max_states
         self.hard_limit = 4 * max_states
-        self.num_states = 0
+        self.num_states = self.num_sparse_states = 0
         self._fills: list[Fill | _NumberedFill | None] = []
         self.lazy: dict[int, LazyState] = {}
         self._states: dict[Hashable, int] = {}
@@ -86,6 +87,7 @@ class Machine:
         self._result_bits: list[int] = []
         self.missing = np.array([not b for b in vocabulary.has_byte])  # bytes that are no token by themselves
         self._any_missing = bool(self.missing.any())
+        self.set_array(walk.MISSING, self.missing.view(np.uint8))
         # These have room for the hard limit from the start: pages that are never touched cost no memory.
         for slot, dtype in (
             (walk.ENDS, np.int32),  # result + 1, 0 for none
@@ -98,21 +100,24 @@ class Machine:
             (walk.LAZY, np.uint8),
             (walk.LOOPS, np.uint8),
             (walk.ACCEPTING, np.uint8),
+            (walk.SPARSE_OF, np.int32),
         ):
             self.set_array(slot, np.zeros(self.hard_limit, dtype))
-        self.set_array(walk.DELTA, np.zeros((self.hard_limit, 256), np.int32))
+        self.set_array(walk.DELTA, untouched((self.hard_limit, 256), np.int32))
         self.set_array(walk.ACT_FRAME, np.zeros(256, np.int32))
         self.set_array(walk.ACT_STATE, np.zeros(256, np.int32))
         self.set_array(walk.FRAME_FILTER, np.full(256, -1, np.int64))
         self.set_array(walk.FRAME_LOW, np.zeros(256, np.int64))
         self.set_array(walk.FRAME_HIGH, np.zeros(256, np.int64))
         self.set_array(walk.FILTERS, np.zeros(4096, np.uint8))
+        self.set_array(walk.SPARSE, np.zeros((64, 4), np.int64))
+        self._sparse: list[tuple[np.ndarray, np.ndarray]] = []  # whose addresses are in SPARSE
         for size in (2, 1 << 16):  # grown once here, so that its compiled function is loaded, which takes milliseconds
             self._resize_hash(size)
         self._afters: dict[int, int] = {}  # the same entries as the hash table, for Python
         self.set_array(walk.SPACE_DELTA, space_automaton())
         self.set_array(walk.SPACE_CLASS, space_classes())
-        self.inside_string: dict[int, int] = {}
+        self.inside_string = np.zeros(self.hard_limit, np.int32)  # by state; see ``add_state``
         self.recurring: set[int] = set()
         self.counted_states: set[int] = set()
         self.twins: dict[int, Callable[[], int]] = {}
@@ -156,6 +161,9 @@ class Machine:
         # Compiled functions are loaded here, so that no mask and no token waits for them.
         self.after(0, 0)
         self._follow(DEAD_STATE, 0, 0, -1, b"")
+        self.row(
+            self.add_sparse_states(1, lambda first: (np.zeros(2, np.int32), np.zeros((0, 3), np.int32)), DEAD_STATE)
+        )
         walk.step_token(self.control, 0, 0, DEAD_STATE, 0, 0, 1)
         walk.set_row(np.zeros(256, np.int32), np.zeros(256, np.int32), self.missing)
 
@@ -183,7 +191,7 @@ class Machine:
         left: int = 0,
         padding: int = 0,
         accepting: bool = False,
-        inside_string: int = -1,
+        inside_string: int = 0,
         loops: bool = False,
         recurs: bool = False,
         detour: bool = False,
@@ -197,7 +205,8 @@ class Machine:
         ``left``: how many characters of a counted string have to follow, one that has begun included.
         ``padding``: by how many characters the bound is smaller for a counted string that ends here.
         ``accepting``: the text may end here.
-        ``inside_string``: a state that allows the same tokens within a string; the state itself if it is the first.
+        ``inside_string``: a state that allows the same tokens within a string; the state itself if it is the first;
+        0 for none.
         ``loops``: every character of a string that needs no escape leads back to this state.
         ``recurs``: it is met above many stacks, or allows many tokens: what it allows by itself is walked once.
         ``detour``: ``Endings`` tries it only where no other state is left.
@@ -231,29 +240,49 @@ class Machine:
             self.detours.add(state)
         if loops:
             arrays[walk.LOOPS][state] = 1
-        if inside_string >= 0:
+        if inside_string:
             self.inside_string[state] = inside_string
         if recurs:
             self.recurring.add(state)
         return state
 
-    def add_states(
-        self, count: int, fill: Callable[[np.ndarray, int], None] | None, *, inside_string: int = -1
-    ) -> None:
-        """``count`` new states with local numbers from 1 on; ``fill(row, state)`` writes the row of each. Without it
-        the caller writes all of them at once, into ``raw_rows``."""
+    def add_states(self, count: int, fill: Callable[[np.ndarray, int], None] | None, *, inside_string: int = 0) -> None:
+        """``count`` new states with local numbers from 1 on; ``fill(row, state)`` writes the row of each."""
         first = self.num_states
         if first + count > self.hard_limit:
             raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
         self.num_states += count
         self._fills += [None if fill is None else _NumberedFill(fill)] * count
         self.arrays[walk.LOCAL][first : first + count] = np.arange(1, count + 1)
-        if inside_string >= 0:
-            self.inside_string.update(dict.fromkeys(range(first, first + count), inside_string))
+        if inside_string:
+            self.inside_string[first : first + count] = inside_string
 
-    def raw_rows(self, first: int, count: int) -> np.ndarray:
-        """int32 [count, 256], writable: the rows of states from ``first`` on. ``REFUSED`` where there is no code."""
-        return self.arrays[walk.DELTA][first : first + count]
+    def add_sparse_states(
+        self,
+        count: int,
+        moves_of: Callable[[int], tuple[np.ndarray, np.ndarray]],
+        base: int,
+        *,
+        inside_string: int = 0,
+    ) -> int:
+        """``count`` new states with local numbers from 1 on, whose rows compiled code makes when a text gets there. The
+        first of them.
+
+        The row of state n is that of the state ``base``, but for ``moves[begins[n]:begins[n + 1]]``: (low, high, code)
+        of bytes in [low, high). ``moves_of(first)`` gives ``begins`` (int32 [count + 1]) and ``moves`` (int32 [m, 3]).
+        The states cost little memory until then, and do not count towards ``max_states``.
+        """
+        self.row(base)
+        first = self.num_states
+        begins, moves = moves_of(first)
+        self.add_states(count, None, inside_string=inside_string)
+        self.num_sparse_states += count
+        number = len(self._sparse) + 1
+        self._sparse.append((begins, moves))
+        self._grow(walk.SPARSE, number)
+        self.arrays[walk.SPARSE][number - 1] = first, base, begins.ctypes.data, moves.ctypes.data
+        self.arrays[walk.SPARSE_OF][first : first + count] = number
+        return first
 
     def set_twin(self, state: int, twin: Callable[[], int], *, owed: int = 0) -> None:
         """Make masks of ``state`` from ``twin()``, a state that allows the same tokens and whose masks are shared.
@@ -364,7 +393,9 @@ class Machine:
         row = self.arrays[walk.DELTA][state]
         if row[0] in (walk.UNKNOWN, walk.ASKED):
             fill = self._fills[state]
-            assert fill is not None
+            if fill is None:
+                walk.fill_sparse(self.control, state)
+                return row
             fresh = np.zeros(256, np.int32)
             if isinstance(fill, _NumberedFill):
                 fill.write(fresh, state)
@@ -478,7 +509,8 @@ class Machine:
     def is_full(self) -> bool:
         """Whether it has grown so large that new grammars should use another machine."""
         return (
-            self.num_states > self.max_states
+            self.num_states - self.num_sparse_states > self.max_states
+            or self.num_states > self.hard_limit // 2
             or len(self.expressions.nodes) > self.expressions.max_expressions // 2
             or len(self.configs) > MAX_CONFIGS
         )

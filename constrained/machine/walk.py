@@ -32,8 +32,12 @@ UNKNOWN, REFUSED, ASKED = 0, -1, -2  # row entries: missing; the byte is refused
     STATE_AT, AUX_AT, STACK_AT, WANTED, WANTED_SIZE, EXITS, EXITS_SIZE, NUM_EXITS,
     ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED, CHARS_LEFT, NEEDS, MISS_BYTE, PADDING, PENDING, OUT, ROOM,
     MASK, NUM_WORDS, END_TOKEN, KEPT, KEPT_KEYS, KEPT_AT, KEPT_SLOTS, NUM_KEPT, MAX_KEPT,
-) = range(56)  # fmt: skip
-CONTROL_SIZE = 56
+    SPARSE_OF, SPARSE, MISSING,
+) = range(59)  # fmt: skip
+CONTROL_SIZE = 59
+
+# Columns of ``SPARSE``, whose rows are sets of states; see ``Machine.add_sparse_states``.
+SP_FIRST, SP_BASE, SP_BEGINS, SP_MOVES = range(4)
 
 # Slots of a trie's array of addresses.
 (
@@ -148,6 +152,24 @@ def _push(control, action, parent):
 
 
 @nb.njit(cache=True)
+def fill_sparse(control, s):
+    """Write the row of a state of ``SPARSE_OF``: that of the base state, but for the state's moves."""
+    delta = _i32(control[DELTA])
+    missing = _u8(control[MISSING])
+    at = control[SPARSE] + 32 * (np.int64(_i32(control[SPARSE_OF])[s]) - 1)
+    about = _i64(at)
+    begins, moves = _i32(about[SP_BEGINS]), _i32(about[SP_MOVES])
+    base = about[SP_BASE] * 256
+    n = s - about[SP_FIRST]
+    for byte in range(256):
+        delta[s * 256 + byte] = delta[base + byte]
+    for i in range(begins[n], begins[n + 1]):
+        for byte in range(moves[3 * i], moves[3 * i + 1]):
+            if missing[byte] == 0:
+                delta[s * 256 + byte] = moves[3 * i + 2]
+
+
+@nb.njit(cache=True)
 def _transition(control, s, aux, k, byte):
     delta = _i32(control[DELTA])
     ends = _i32(control[ENDS])
@@ -157,6 +179,7 @@ def _transition(control, s, aux, k, byte):
     space_class = _u8(control[SPACE_CLASS])
     stack_frame = _i32(control[STACK_FRAME])
     stack_parent = _i32(control[STACK_PARENT])
+    sparse_of = _i32(control[SPARSE_OF])
     is_taken = False  # whether the byte has been taken; then only states that end their value at once are left
     while not is_taken or final[s] != 0:
         if not is_taken:
@@ -169,6 +192,9 @@ def _transition(control, s, aux, k, byte):
                 if _u16(control[SPACE_DELTA])[at] == 0:
                     return DEAD, s, aux, k
             code = delta[s * 256 + byte]
+            if code == UNKNOWN and sparse_of[s] != 0:
+                fill_sparse(control, s)
+                code = delta[s * 256 + byte]
             if code > 0:
                 count = counted[s]
                 if count == 1 and byte == 34:
@@ -577,6 +603,7 @@ def mask_beside(control, trie, state, beside, stack, num_stacks):
     delta = _i32(control[DELTA])
     final = _u8(control[FINAL])
     state_ends = _i32(control[ENDS])
+    sparse_of = _i32(control[SPARSE_OF])
     counted = _u8(control[COUNTED])
     state_at = _i64(control[STATE_AT])
     beside_at = _i64(control[AUX_AT])
@@ -593,6 +620,9 @@ def mask_beside(control, trie, state, beside, stack, num_stacks):
     while at < num_nodes:
         d = np.int64(depths[at])
         s, t = state_at[d - 1], beside_at[d - 1]
+        for place in (s, t):
+            if delta[place * 256] == UNKNOWN and sparse_of[place] != 0:
+                fill_sparse(control, place)
         code, other = np.int64(delta[s * 256 + node_byte[at]]), np.int64(delta[t * 256 + node_byte[at]])
         if code == other and (code > 0 or (code == REFUSED and state_ends[s] == 0 and state_ends[t] == 0)):
             at = np.int64(ends[at])
