@@ -16,8 +16,8 @@ from .schema_reader import SchemaReader
 from .values import Values
 
 OF_NO_VALUE = ("has", "names", "minp", "maxp")  # leaves that ask nothing of the values of properties
-# Keywords that make strings hard to follow; those of a format alone are known after the first schema with it.
-COMBINED = ("pattern", "allOf", "anyOf", "oneOf", "not", "if")
+# Keywords that make strings hard to follow.
+COMBINED = ("pattern", "format", "allOf", "anyOf", "oneOf", "not", "if")
 UNENFORCED = (
     "uniqueItems where an array may have to repeat an item (under not, if, contains or an overlapping branch of "
     "oneOf), beside contains, prefixItems or several schemas of the items"
