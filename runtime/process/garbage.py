@@ -12,7 +12,6 @@ import gc
 
 NEVER = 1 << 30
 PASSES = 3  # over young objects, 7,000 more of them each
-PASSES_COUNTED = 50  # before the frozen objects are counted under load, which takes 10 ms for a million
 IDLE_GROWTH = 1.25
 BUSY_GROWTH = 6.0
 
@@ -24,25 +23,25 @@ class Garbage:
         self._thresholds = gc.get_threshold()
         gc.freeze()
         self._num_lasting = gc.get_freeze_count()
-        self._passes = 0  # since the frozen objects were counted
+        self._most_frozen = self._num_lasting  # as if none of them had been freed since: counting takes 10 ms or more
         gc.set_threshold(*self._thresholds[:2], NEVER)
         gc.enable()
 
     def after_step(self, *, is_idle: bool) -> None:
-        passes = gc.get_count()[2]
-        if passes < PASSES:
+        if gc.get_count()[2] < PASSES:
             return
-        self._passes += passes
-        if is_idle or self._passes >= PASSES_COUNTED:
-            self._passes = 0
-            if gc.get_freeze_count() > (IDLE_GROWTH if is_idle else BUSY_GROWTH) * self._num_lasting:
-                gc.unfreeze()
-                gc.collect()
-                gc.freeze()
-                self._num_lasting = gc.get_freeze_count()
-                return
-        gc.collect()
-        gc.freeze()
+        most = (IDLE_GROWTH if is_idle else BUSY_GROWTH) * self._num_lasting
+        if self._most_frozen > most:
+            self._most_frozen = gc.get_freeze_count()
+        if self._most_frozen > most:
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+            self._num_lasting = self._most_frozen = gc.get_freeze_count()
+        else:
+            gc.collect()
+            self._most_frozen += len(gc.get_objects())
+            gc.freeze()
 
     def close(self) -> None:
         """Restore Python's own schedule."""

@@ -45,7 +45,6 @@ def freed_when_idle() -> list[int]:
 
 def bounded_under_load() -> list[int]:
     """Frozen objects at the start and at most; rounds, each with a dropped cycle of half as many; cycles that live."""
-    garbage_module.PASSES_COUNTED = 3
     gc.collect()
     garbage = Garbage()
     lasting = gc.get_freeze_count()
