@@ -20,7 +20,7 @@ from torch import Tensor
 from .devices import kind_of, refuse_mixed
 from .links import GlooLink, Link, NcclLink, Transfer, Wait
 from .lost import GangLost
-from .sizes import SUM_BY_PARTS
+from .sizes import GPU_SUM_BY_PARTS, SUM_BY_PARTS
 
 LOOPBACK = "127.0.0.1"
 CPU = torch.device("cpu")
@@ -137,7 +137,8 @@ class Distributed:
         self._failures = [] if failures is None else failures  # the first one; every later call fails at once
 
     def sum(self, x: Tensor) -> Tensor:
-        if x.numel() < SUM_BY_PARTS or self.size == 2:
+        by_parts = SUM_BY_PARTS if x.device.type == "cpu" else GPU_SUM_BY_PARTS
+        if x.numel() < by_parts or self.size == 2:
             return added(self.gather(x.contiguous()))
         # Rank r adds the r-th part of every rank's x, then all ranks get all sums: 2 (N - 1) / N of x is sent.
         flat = x.contiguous().view(-1)
