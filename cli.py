@@ -558,17 +558,20 @@ def _plan(args: argparse.Namespace) -> int:
         splits = best_split(shape, hardware, goal, devices=args.devices)
         print(f"{shape.describe()}, on {args.devices} x {hardware.name} ({hardware.about})")
         print(
-            "tensor  pipeline  expert  replicas  batch  first token ms  token ms  joins   MB sent  joins ms  tokens/s"
+            "tensor  pipeline  expert  sequence  replicas  batch  "
+            "first token ms  token ms  joins   MB sent  joins ms  tokens/s"
         )
-        for one in splits:
-            count, step = args.devices // one.split.num_devices, one.step
-            split = f"{one.split.tensor:>6}  {one.split.pipeline:>8}  {one.split.expert:>6}  {count:>8}  {one.batch:>5}"
+        for one in [one for one in splits if one.batch]:
+            count, step, of = args.devices // one.split.num_devices, one.step, one.split
+            split = f"{of.tensor:>6}  {of.pipeline:>8}  {of.expert:>6}  {of.sequence:>8}  {count:>8}  {one.batch:>5}"
             times = f"{one.ttft_s * 1e3:>14,.1f}  {one.tpot_s * 1e3:>8,.2f}"
             joins = f"{step.num_collectives:>5}  {step.sent_bytes / 1e6:>8,.1f}  {step.collectives * 1e3:>8,.2f}"
             print(f"{split}  {times}  {joins}  {one.tokens_per_s * count:>8,.0f}")
         if not splits[0].batch:
             print(f"no split fits: {splits[0].limit}")
             return _FAILED
+        if not splits[-1].batch:
+            print(f"{sum(not one.batch for one in splits)} other splits: not even one sequence fits")
         print(f"most tokens a second: {splits[0].split}")
         return _OK
     counts = (args.tensor_parallel, args.pipeline_parallel, args.expert_parallel)
