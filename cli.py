@@ -623,7 +623,12 @@ def _quantize(args: argparse.Namespace) -> int:
     with progress_bars("count") as progress:
         source = resolve_model(args.model, progress=progress)
         found = quantize_model(
-            source, args.out, args.scheme, calibration=calibration or "\n".join(QUESTIONS), say=progress
+            source,
+            args.out,
+            args.scheme,
+            folder_format=args.format,
+            calibration=calibration or "\n".join(QUESTIONS),
+            say=progress,
         )
     print(
         f"{found.path}: {args.scheme}, {found.num_matrices} matrices, {found.size_bytes / 1e6:,.1f} MB "
@@ -635,8 +640,8 @@ def _quantize(args: argparse.Namespace) -> int:
         print(f"{found.num_copied} matrices are the original's own: it has them in this form")
     if found.was_packed and found.num_copied < found.num_matrices:
         print("the original is itself quantized: its errors stay, and are not part of what follows")
-        if args.scheme == "int4-g32" and source.suffix == ".gguf" and args.out.suffix != ".gguf":
-            print("a GGUF file (--out FILE.gguf) keeps matrices of Q4_1 as they are")
+        if args.scheme == "int4-g32" and args.format == "compressed-tensors":
+            print("--format mlx keeps the numbers of weights that have 4 bits in groups of 32 already")
     if args.no_measure:
         return _OK
     print("\n            precision      size  tokens/s  perplexity           same token, in text and greedy")
@@ -1037,6 +1042,13 @@ def _add_quantize(commands: Any) -> None:
         required=True,
         help="int8: groups of 32 (GGUF: Q8_0); int4-g32: groups of 32 (Q4_1); int4-awq: groups of inputs that are "
         "scaled by their size; fp8: rows of 8-bit floats, not in GGUF",
+    )
+    quantize.add_argument(
+        "--format",
+        choices=("compressed-tensors", "awq", "mlx"),
+        default="",
+        help="of a folder. compressed-tensors: read by vLLM and transformers (default of int8 and fp8); awq: by these "
+        "too (default of int4-awq); mlx: by mlx-lm, keeps the most of 4-bit weights (default of int4-g32)",
     )
     quantize.add_argument(
         "--calibration", type=Path, nargs="*", default=[], metavar="FILE", help="text for 4 bits (default: our own)"
