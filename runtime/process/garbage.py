@@ -22,13 +22,14 @@ class Garbage:
     def __init__(self) -> None:
         self._thresholds = gc.get_threshold()
         gc.freeze()
-        self._num_lasting = gc.get_freeze_count()
+        self._num_lasting = 0  # not counted yet: that takes 18 ms
         gc.set_threshold(*self._thresholds[:2], NEVER)
         gc.enable()
 
     def after_step(self, *, is_idle: bool) -> None:
         if gc.get_count()[2] < (IDLE_PASSES if is_idle else BUSY_PASSES):
             return
+        self._num_lasting = self._num_lasting or gc.get_freeze_count()
         if gc.get_freeze_count() > (IDLE_GROWTH if is_idle else BUSY_GROWTH) * self._num_lasting:
             self._collect_all()
         else:
