@@ -118,7 +118,7 @@ def _load_parts(
     with refuse_damage(path):
         header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
     tokenizer = load_tokenizer(path)
-    grammars = Grammars(tokenizer, engine=config.grammar_engine)  # whose thread works while the weights load
+    grammars = Grammars(tokenizer, engine=config.grammar_engine)
     undo.callback(grammars.close)
     template = load_chat_template(path, tokenizer)
     split = None if gang is None else RankSplit(gang.group, Mesh.of(config), expert_copies=config.expert_copies)
