@@ -626,7 +626,7 @@ def _evaluated(condition: Condition, has: np.ndarray, negated: np.ndarray | None
     if isinstance(condition, int):
         return has[condition].astype(bool)
     if condition[0] == "and":
-        return np.array([_evaluated(part, has, negated) for part in condition[1]]).all(axis=0)
+        return np.bitwise_and.reduce([_evaluated(part, has, negated) for part in condition[1]])
     return ~_evaluated(condition[1], has) if negated is None else _evaluated(condition[1], negated)
 
 
@@ -643,4 +643,4 @@ def _has_any(sets: np.ndarray, numbers: list[int]) -> np.ndarray:
     """bool [S]: whether each set has one of the parts."""
     mask = np.zeros(sets.shape[1] * 64, np.uint8)
     mask[numbers] = 1
-    return (sets & np.packbits(mask, bitorder="little").view(np.uint64)).any(axis=1)
+    return np.bitwise_or.reduce(sets & np.packbits(mask, bitorder="little").view(np.uint64), axis=1) > 0

@@ -81,6 +81,7 @@ class Machine:
         self._filters: dict[bytes, int] = {}
         self._num_filter_bytes = 0
         self.accepting: set[int] = set()
+        self._end_states = np.zeros(0, np.int32)
 
         self.control = np.zeros(walk.CONTROL_SIZE, dtype=np.int64)
         self._control = self.control.data
@@ -499,6 +500,13 @@ class Machine:
     def end_state(self, result: int) -> int:
         """The state in which a value has just ended."""
         return self.state(("end", result), lambda: self.add_state(None, ends=result, final=True))
+
+    def end_states(self, count: int) -> np.ndarray:
+        """int32 [count]: the states in which a value has just ended with the results 1, 2, ..."""
+        if count > len(self._end_states):
+            found = [self.end_state(result) for result in range(1, 2 * count + 1)]
+            self._end_states = np.array(found, np.int32)
+        return self._end_states[:count]
 
     def result_of(self, state: int) -> int:
         """The result with which a value may end in the state; -1 if none may."""
