@@ -704,10 +704,14 @@ class Machine:
 
     def _unless_stuck(self, config: int) -> int:
         """-1 where the items under way can only repeat others."""
-        if config < 0 or self.only_repeats is None or not self.configs[config][3]:
-            return config
+        return -1 if config >= 0 and self.is_stuck(config) else config
+
+    def is_stuck(self, config: int) -> bool:
+        """Whether the items under way can only repeat others."""
+        if self.only_repeats is None or not self.configs[config][3]:
+            return False
         with self.fuel.at_most(MASK_WORK):
-            return -1 if self.only_repeats(config) else config
+            return self.only_repeats(config)
 
     def read_on(self, config: int, data: bytes, token: int = -1) -> int:
         """As ``advance_bytes``, where readers wait: they choose the states after items. It may lead to a dead end."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from ... import constrained
 from ...constrained.peers import Peer, compile_with, load_peer
 from ...constrained.spec import GrammarSpec
+from .priority import behind_steps
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -29,11 +30,12 @@ class Grammars:
         self._tokenizer = tokenizer
         self._engine = engine
         self._small = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._large = ThreadPoolExecutor(1, thread_name_prefix="large grammar")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="large grammar", initializer=behind_steps)
         self._futures: dict[str, Future[constrained.CompiledGrammar]] = {}
         self._begun = self._small.submit(self._begin)
         # Makes the vocabulary's tables and compiles the walks, so that the first client's grammar need not wait.
         self._first = self._small.submit(self._compile, GrammarSpec("json_schema", '{"type": "boolean"}'))
+        self._small.submit(behind_steps)  # not before: the engine's start waits for these tables
 
     def compile(self, spec: GrammarSpec) -> Future[constrained.CompiledGrammar]:
         """The compiled grammar, perhaps still being compiled; an equal spec among the last MOST_KEPT is reused."""

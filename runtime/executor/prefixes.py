@@ -20,7 +20,8 @@ import numpy as np
 
 from ...kernels import Sharing
 from ...kernels.shared import PIECE_FIELDS
-from ..scheduler import MAX_DRAFT_TOKENS, DecodePart
+from ..layers.batch import StepArrays
+from ..scheduler import MAX_DRAFT_TOKENS
 
 PIECES_A_ROW = 2  # on average at most: there are fewer runs than rows, but a long run is several pieces
 
@@ -67,21 +68,24 @@ class PrefixFinder:
                 self._ends[row, first : first + len(found)] = found
                 self._last = (None, None)
 
-    def note_decode(self, part: DecodePart) -> None:
-        """Record the slots of a decode step's own tokens."""
-        count, rest = np.divmod(part.starts + 1, self._sharing.chunk_len)
+    def note_step(self, step: StepArrays) -> None:
+        """Record the slots that a step brings. A decode step only makes rows longer, so the last result stays."""
+        self.note(step.earlier)
+        count, rest = np.divmod(step.positions + 1, self._sharing.chunk_len)
         whole = rest == 0
         if whole.any():
-            self._ends[part.row_ids[whole], count[whole] - 1] = part.slot_ids[whole]
+            self._ends[step.token_rows[whole], count[whole] - 1] = step.out_slots[whole]
+            if not step.is_decode:
+                self._last = (None, None)
 
-    def of_decode(self, part: DecodePart) -> Prefixes | None:
+    def of_decode(self, step: StepArrays) -> Prefixes | None:
         """The prefixes of a decode step; the same object as for the last step if nothing has changed."""
-        whole = part.starts // self._sharing.chunk_len
+        whole = step.positions // self._sharing.chunk_len
         if np.count_nonzero(whole) < 2:
             return None
-        key = (part.row_ids.tobytes(), whole.tobytes())
+        key = (step.row_ids.tobytes(), whole.tobytes())
         if key != self._last[0]:
-            self._last = (key, self._found(part.row_ids, whole, np.ones(len(whole), np.int64)))
+            self._last = (key, self._found(step.row_ids, whole, np.ones(len(whole), np.int64)))
         return self._last[1]
 
     def of(self, row_ids: np.ndarray, ends: np.ndarray, counts: np.ndarray) -> Prefixes | None:

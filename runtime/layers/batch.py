@@ -13,7 +13,7 @@ import torch
 from ...kernels import SharedPrefixes
 from ..scheduler.plan import DecodePart, StepPlan
 from .adapters import AdapterRows
-from .spread import Spread
+from .spread import Spread, Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,22 @@ class ForwardBatch:
         of_logits = AdapterRows.of(ids[self.logits_rows], num_adapters)
         return replace(self, adapters=AdapterRows.of(ids, num_adapters), logits_adapters=of_logits)
 
+    def uploaded(self, upload: Upload) -> "ForwardBatch":
+        """This batch of host memory on a device, with the slot table of its rows alone."""
+        width = max(1, int(self.kv_lens.max()))
+        return replace(
+            self,
+            token_ids=upload(self.token_ids.numpy()),
+            positions=upload(self.positions.numpy()),
+            out_slots=upload(self.out_slots.numpy()),
+            logits_rows=upload(self.logits_rows.numpy()),
+            query_starts=upload(self.query_starts.numpy()),
+            kv_lens=upload(self.kv_lens.numpy()),
+            row_ids=upload(np.arange(len(self.row_ids), dtype=np.int32)),
+            slot_table=upload(self.slot_table[self.row_ids.long(), :width].numpy()),
+            spread=None if self.spread is None else self.spread.uploaded(upload),
+        )
+
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[0]
@@ -99,7 +115,8 @@ class StepArrays:
     """The integers of a ``ForwardBatch``, of any integer type.
 
     ``earlier`` (row, first position, slots): slots of positions before the step's own that the slot table lacks.
-    ``adapters``: each token's adapter, -1 for none; None where no token has one.
+    A token id of ``-1 - i`` stands for draw i of the step before, as in a plan. ``adapters``: each token's adapter, -1
+    for none; None where no token has one.
     """
 
     token_ids: np.ndarray
@@ -159,6 +176,16 @@ class StepArrays:
         return len(self.token_ids)
 
     @property
+    def is_decode(self) -> bool:
+        """Whether each row has one token, whose logits are wanted."""
+        return len(self.row_ids) == len(self.token_ids) == len(self.logits_rows)
+
+    @property
+    def num_fed(self) -> int:
+        """The tokens refer to draws of the step before below this number."""
+        return max(0, -int(self.token_ids.min(initial=0)))
+
+    @property
     def token_rows(self) -> np.ndarray:
         """[T]: of each token its row of the slot table."""
         if len(self.row_ids) == len(self.token_ids):
@@ -189,12 +216,6 @@ class StepArrays:
             self.earlier if first == 0 else [],
             None if self.adapters is None else self.adapters[tokens],
         )
-
-
-def slot_changes(plan: StepPlan) -> list[tuple[int, int, np.ndarray]]:
-    """All slots that ``plan.rows`` bring, their own tokens' too: (row, first position, slots)."""
-    rows = (row for row in plan.rows if row.stale_from < row.end)
-    return [(row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.end]) for row in rows]
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

@@ -24,7 +24,7 @@ from ..layers.mlp import MLP
 from ..layers.moe import MoE
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import cos_sin_table, unrotated_table
-from ..quant import QuantTensor, Weight
+from ..quant import GroupTensor, QuantTensor, Weight
 from ..weights.config_parts import Latent
 from ..weights.home import default_home
 from ..weights.model_config import ModelConfig
@@ -463,6 +463,8 @@ class _Loader:
 
 
 def _is_exact_in_bytes(weight: Weight) -> bool:
+    if isinstance(weight, GroupTensor):
+        return weight.is_exact_in_bytes
     return isinstance(weight, QuantTensor) and weight.kind == "Q8_0"
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from .bytes32 import round_to_bytes
-from .group32 import GROUP32_KINDS, quantize_group32, repack_group32
+from .group32 import GROUP32_KINDS, affine_group32, quantize_group32, repack_group32
 from .group_tensor import GroupTensor, group_tensor
 from .quant_tensor import FORMATS, BlockFormat, QuantTensor
 
@@ -16,6 +16,7 @@ __all__ = [
     "GroupTensor",
     "QuantTensor",
     "Weight",
+    "affine_group32",
     "group_tensor",
     "quantize_group32",
     "repack_group32",
