@@ -29,7 +29,7 @@ class NameTrie:
             b"".join([words[i] for i in order]), np.array([len(words[i]) for i in order], np.int64), self._sorted
         )
         self.num_nodes = len(self._nodes)
-        self._ends = np.array([machine.end_state(cls + 1) for cls in range(len(names))], np.int32)
+        self._ends = machine.end_states(len(names))
         self._edges: dict[int, list[tuple[int, int]]] = {}  # (byte, child) of each node, for rows made one by one
         self._beside: list[int] = []  # the state inside the other names at each node, for these rows
         if is_plain or not other:

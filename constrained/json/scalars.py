@@ -60,6 +60,7 @@ class Scalars:
         self._by_char: dict[int, _CharMoves] = {}
         self._by_rest: dict[tuple[int, int], _CharMoves] = {}  # of expressions within a character
         self._by_control: Recent[tuple[int, ...], list[tuple[int, ...]]] = Recent(64)
+        self._counted: dict[int, tuple[int, int, int | None] | None] = {}  # ``Expressions.counted``
         self._wholes: dict[tuple[tuple[int, ...], Spelling], int] = {}
         text = (self.ex.text,)
         self.free_text = self._string(text, Spelling(free=True))
@@ -77,7 +78,8 @@ class Scalars:
         places = tuple([asked.index(o) if a is None else a for o, a in zip(observers, answers, strict=True)])
         free = self.ex.words_of(must) is None
         if not asked:
-            counted = self.ex.counted(must)
+            counted = self._counted[must] if must in self._counted else self.ex.counted(must)
+            self._counted[must] = counted
             if counted is not None and (counted[2] is None or counted[2] <= MAX_NEED):
                 must, low, high = counted
                 if low or high is not None:
@@ -624,7 +626,7 @@ def _evaluated(condition: Condition, has: np.ndarray, negated: np.ndarray | None
     if isinstance(condition, int):
         return has[condition].astype(bool)
     if condition[0] == "and":
-        return np.all([_evaluated(part, has, negated) for part in condition[1]], axis=0)
+        return np.bitwise_and.reduce([_evaluated(part, has, negated) for part in condition[1]])
     return ~_evaluated(condition[1], has) if negated is None else _evaluated(condition[1], negated)
 
 
@@ -641,4 +643,4 @@ def _has_any(sets: np.ndarray, numbers: list[int]) -> np.ndarray:
     """bool [S]: whether each set has one of the parts."""
     mask = np.zeros(sets.shape[1] * 64, np.uint8)
     mask[numbers] = 1
-    return (sets & np.packbits(mask, bitorder="little").view(np.uint64)).any(axis=1)
+    return np.bitwise_or.reduce(sets & np.packbits(mask, bitorder="little").view(np.uint64), axis=1) > 0

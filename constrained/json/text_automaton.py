@@ -152,8 +152,8 @@ class Parts:
         ends[tag_of >= 0] = 1
         masks = np.zeros((len(self.spans), (num_parts + 63) // 64), np.uint64)
         for mask, (first, last) in zip(masks, self.spans, strict=True):
-            bits = ((1 << last) - (1 << first)).to_bytes(8 * len(mask), "little")
-            mask[:] = np.frombuffer(bits, np.uint64)
+            data = ((1 << last) - (1 << first)).to_bytes(8 * len(mask), "little")
+            mask[:] = np.frombuffer(data, np.uint64)
         found, after = follow_sets(
             np.array(begins, np.int32),
             np.array(move_sets, np.int32),

@@ -39,7 +39,8 @@ Returns = Callable[[int], int]
 StandIns = Callable[[], Iterator[tuple[int, int, int]]]
 
 MASK_WORK = 100_000  # fuel for one mask: 0.1 to 0.2 s, during which other texts wait
-MAX_CONFIGS = 1_000_000
+MAX_CONFIGS = 1 << 20
+STACK_ROOM = 1 << 16  # for stacks that a compiled walk pushes
 MAX_EDGES = 16_384  # that are remembered of each ``1 << SHARD_BITS`` configurations
 SHARD_BITS = 12
 
@@ -80,8 +81,10 @@ class Machine:
         self._filters: dict[bytes, int] = {}
         self._num_filter_bytes = 0
         self.accepting: set[int] = set()
+        self._end_states = np.zeros(0, np.int32)
 
         self.control = np.zeros(walk.CONTROL_SIZE, dtype=np.int64)
+        self._control = self.control.data
         self.arrays: dict[int, np.ndarray] = {}
         self._results: dict[int, int] = {}
         self._result_bits: list[int] = []
@@ -137,19 +140,17 @@ class Machine:
         for slot in (walk.STATE_AT, walk.AUX_AT, walk.STACK_AT):
             self.set_array(slot, np.zeros(depth, np.int64))
 
-        self._stack_room = 1 << 16
-        for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
-            self.set_array(slot, np.zeros(2 * self._stack_room, np.int32))
-        self.control[walk.STACK_LIMIT] = 2 * self._stack_room - 1
-
-        # A stack is a (frame, parent stack) pair; 0 is the empty one. Python reads single entries faster from these
-        # lists than from the arrays, which hold the same.
+        # A stack is a (frame, parent stack) pair; 0 is the empty one. Python reads single entries of stacks and
+        # configurations faster from these lists than from the arrays, which hold the same.
         self.stack_frames = [0]
         self.stack_parents = [0]
         self.stack_depths = [0]
-        self._stacks: dict[tuple[int, int], int] = {}
-        self._configs: dict[tuple[int, int, int, int], int] = {}
         self.configs: list[tuple[int, int, int, int]] = []
+        for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
+            self.set_array(slot, untouched((2 * STACK_ROOM,), np.int32))
+        self.set_array(walk.CONFIGS, untouched((MAX_CONFIGS, 4), np.int64))
+        self.control[walk.NUM_STACKS] = 1
+        self._make_tables(1 << 18, 1 << 21)
         # A dictionary for each 4,096 configurations: one for all would stop everybody when it grows, which copies it.
         self._edges: list[dict[tuple[int, int], int]] = []
         self._failed_edges: dict[tuple[int, int], GrammarError] = {}  # that took too much work
@@ -165,6 +166,7 @@ class Machine:
             self.add_sparse_states(1, lambda first: (np.zeros(2, np.int32), np.zeros((0, 3), np.int32)), DEAD_STATE)
         )
         walk.step_token(self.control, 0, 0, DEAD_STATE, 0, 0, 1)
+        walk.advance(self.control, self.config(DEAD_STATE, 0, 0), 0)
         walk.set_row(np.zeros(256, np.int32), np.zeros(256, np.int32), self.missing)
 
     def set_array(self, slot: int, array: np.ndarray) -> None:
@@ -499,6 +501,13 @@ class Machine:
         """The state in which a value has just ended."""
         return self.state(("end", result), lambda: self.add_state(None, ends=result, final=True))
 
+    def end_states(self, count: int) -> np.ndarray:
+        """int32 [count]: the states in which a value has just ended with the results 1, 2, ..."""
+        if count > len(self._end_states):
+            found = [self.end_state(result) for result in range(1, 2 * count + 1)]
+            self._end_states = np.array(found, np.int32)
+        return self._end_states[:count]
+
     def result_of(self, state: int) -> int:
         """The result with which a value may end in the state; -1 if none may."""
         return int(self.arrays[walk.ENDS][state]) - 1
@@ -516,31 +525,63 @@ class Machine:
         )
 
     def stack(self, frame: int, parent: int) -> int:
-        key = (frame, parent)
-        found = self._stacks.get(key)
-        if found is None:
-            found = self._stacks[key] = len(self.stack_frames)
+        found: int = walk.stack_of(self.control, frame, parent)
+        if found < 0:
+            self._make_room()
+            return self.stack(frame, parent)
+        if found == len(self.stack_frames):
             self.stack_frames.append(frame)
             self.stack_parents.append(parent)
             self.stack_depths.append(self.stack_depths[parent] + 1)
-            if found + self._stack_room >= len(self.arrays[walk.STACK_FRAME]):
-                for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
-                    self._grow(slot, 2 * (found + self._stack_room))
-                self.control[walk.STACK_LIMIT] = len(self.arrays[walk.STACK_FRAME]) - 1
-            self.arrays[walk.STACK_FRAME][found] = frame
-            self.arrays[walk.STACK_PARENT][found] = parent
-            self.arrays[walk.STACK_DEPTH][found] = self.stack_depths[found]
         return found
 
     def config(self, state: int, aux: int, stack: int, reading: int = 0) -> int:
-        key = (state, aux, stack, reading)
-        found = self._configs.get(key)
-        if found is None:
-            found = self._configs[key] = len(self.configs)
-            self.configs.append(key)
-            if found >> SHARD_BITS == len(self._edges):
-                self._edges.append({})
+        found: int = walk.config_of(self.control, state, aux, stack, reading)
+        if found < 0:
+            self._make_room()
+            return self.config(state, aux, stack, reading)
+        if found == len(self.configs):
+            self._add_config((state, aux, stack, reading))
         return found
+
+    def _add_config(self, place: tuple[int, int, int, int]) -> None:
+        if len(self.configs) >> SHARD_BITS == len(self._edges):
+            self._edges.append({})
+        self.configs.append(place)
+
+    def _add_stacks(self) -> None:
+        """Add to the lists what compiled code has added to the arrays."""
+        frames, parents, depths = self._stack_arrays
+        for stack in range(len(self.stack_frames), self._control[walk.NUM_STACKS]):
+            self.stack_frames.append(frames[stack])
+            self.stack_parents.append(parents[stack])
+            self.stack_depths.append(depths[stack])
+
+    def _make_room(self) -> None:
+        """Make room for more stacks and configurations."""
+        for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
+            self._grow(slot, 2 * (len(self.stack_frames) + STACK_ROOM))
+        self._grow(walk.CONFIGS, 2 * len(self.configs))
+        self._make_tables(4 * len(self.stack_frames), 4 * len(self.configs))
+
+    def _make_tables(self, num_stacks: int, num_configs: int) -> None:
+        """Make the tables in which stacks and configurations are found, of at least so many slots."""
+        control = self.control
+        sizes = [1 << (count - 1).bit_length() for count in (num_stacks, num_configs)]
+        for table, slots, size in zip(
+            (walk.STACK_TABLE, walk.CONFIG_TABLE), (walk.STACK_SLOTS, walk.CONFIG_SLOTS), sizes, strict=True
+        ):
+            self.set_array(table, untouched((size,), np.int32))
+            control[slots] = size - 1
+        control[walk.STACK_LIMIT] = len(self.arrays[walk.STACK_FRAME]) - 1
+        control[walk.MAX_STACKS] = min(len(self.arrays[walk.STACK_FRAME]) - STACK_ROOM, sizes[0] // 2)
+        control[walk.MAX_CONFIGS] = min(len(self.arrays[walk.CONFIGS]), sizes[1] // 2)
+        walk.enter_all(control)
+        # Python reads single entries faster from these.
+        self._places = self.arrays[walk.CONFIGS].reshape(-1).data
+        self._stack_arrays = tuple(
+            self.arrays[slot].data for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH)
+        )
 
     def start(self, state: int, root_frame: int) -> int:
         """The configuration before a text."""
@@ -586,32 +627,39 @@ class Machine:
 
         Raises GrammarError where that takes too much work; then it does so at once when asked again.
         """
+        found = self._edges[config >> SHARD_BITS].get((config, token))
+        return self.derive(config, token) if found is None else found
+
+    def derive(self, config: int, token: int) -> int:
+        """As ``advance``, also where the answer is remembered."""
         edges = self._edges[config >> SHARD_BITS]
-        found = edges.get((config, token))
-        if found is not None:
-            return found
         with self.lock:
             if not self._is_text[token]:
                 return -1
-            state, aux, stack, reading = self.configs[config]
-            is_plain = not self.item_readers or (not reading and b"[" not in self.vocabulary.tokens[token])
+            is_plain = not self.item_readers or (
+                not self.configs[config][3] and b"[" not in self.vocabulary.tokens[token]
+            )
             if is_plain:  # no item is read: the usual way, without the calls below
-                kept = len(self.stack_frames)
-                status, _, to, count, above = walk.step_token(self.control, token, 0, state, aux, stack, kept)
-                if status == walk.OK:
-                    after = self.config(to, count, above if above < kept else self.keep_stack(above))
+                found = walk.advance(self.control, config, token)
+                if found >= 0:
+                    if found & 1:  # NEW_STACK
+                        self._add_stacks()
+                    if found & 2:  # NEW_CONFIG
+                        at, places = found & -4, self._places
+                        self._add_config((places[at], places[at + 1], places[at + 2], 0))
                     if len(edges) > MAX_EDGES:
                         edges.clear()
-                    edges[config, token] = after
-                    return after
-                if status == walk.DEAD:
+                    edges[config, token] = found >> 2
+                    return found >> 2
+                if found == -1:  # NOT_ALLOWED
                     return -1
+                self._add_stacks()  # without room for the configuration
             failed = self._failed_edges.get((config, token))
             if failed is not None:
                 raise failed.twin()
             try:
                 if is_plain:
-                    place = self._follow(state, aux, stack, token, None)
+                    place = self._follow(*self.configs[config][:3], token, None)
                     after = -1 if place is None else self.config(*place)
                 else:
                     after = self._unless_stuck(self.read_on(config, self.vocabulary.tokens[token], token))
