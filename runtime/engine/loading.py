@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -63,6 +66,7 @@ class EngineParts:
     vision: VisionModel | None = None
     _: KW_ONLY
     grammars: Grammars
+    copying: threading.Thread | None  # writes what a later start reads, while the engine works
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,9 @@ def _load_parts(
     split = None if gang is None else RankSplit(gang.group, Mesh.of(config), expert_copies=config.expert_copies)
     if has_vision(path):
         refuse_with_vision(config)
-    model = load_model(path, config, split=split)
+    started, unfinished = time.monotonic(), list[Callable[[], None]]()
+    model = load_model(path, config, split=split, later=unfinished.append)
+    log.info("%s: weights loaded in %.2f s", path.name, time.monotonic() - started)
     vision = load_image_encoder(path, config, model)
     del header
     if model.device.type == "cpu":
@@ -158,6 +164,9 @@ def _load_parts(
     if gang is not None and split is not None:
         leader = gang.begin(model, Shape(tokenizer.vocab_size, num_slots + spare, context_len))
         ranks = RanksOfModel(gang, leader, (weight_bytes(split), *gang.weights))
+    copying = threading.Thread(target=_finish, args=(unfinished,), name="packed-copy") if unfinished else None
+    if copying is not None:
+        copying.start()
     return EngineParts(
         path,
         model,
@@ -173,7 +182,13 @@ def _load_parts(
         ranks,
         vision,
         grammars=grammars,
+        copying=copying,
     )
+
+
+def _finish(unfinished: Sequence[Callable[[], None]]) -> None:
+    for work in unfinished:
+        work()
 
 
 def refuse_with_vision(config: EngineConfig) -> None:
