@@ -1,7 +1,7 @@
 """From a weight file to a model in memory, at an engine's precision."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -80,9 +80,18 @@ class Split(Protocol):
         ...
 
 
-def load_model(path: Path | str, config: EngineConfig, *, split: Split | None = None) -> Model:
+def load_model(
+    path: Path | str,
+    config: EngineConfig,
+    *,
+    split: Split | None = None,
+    later: Callable[[Callable[[], None]], None] | None = None,
+) -> Model:
     """``path`` as ``open_weights`` takes it. Positions go up to ``max_seq_len``, or as far as the model was trained.
     With ``split`` only one rank's share is read.
+
+    ``later`` gets the work that the model does not need, which is to be called from any thread: a copy of the packed
+    weights is written to disk. Without it that is done here.
     """
     device = device_named(config.device)
     file: WeightFile = RandomFolder(Path(path), device=device) if config.weights == "random" else open_weights(path)
@@ -109,8 +118,8 @@ def load_model(path: Path | str, config: EngineConfig, *, split: Split | None = 
     if config.repack_cache and split is None and config.weights != "random" and device.type == "cpu":
         packed = PackedCopy(default_home() / "packed", file.path, precision=precision)
     model = _Loader(file, precision, device, run, packed).model(num_positions)
-    if packed is not None:
-        packed.save()
+    if packed is not None and packed.has_new:
+        (later or _now)(packed.save)
     if file.unpacked():
         log.warning("%s: %s are unpacked: no kernel multiplies their form", file.path, file.unpacked())
     if config.adapters:
@@ -118,6 +127,10 @@ def load_model(path: Path | str, config: EngineConfig, *, split: Split | None = 
     if config.kv_dtype != "auto":
         model = replace(model, kv_dtype=_KV_TYPES[config.kv_dtype])
     return model if split is None else split.joined(model)
+
+
+def _now(work: Callable[[], None]) -> None:
+    work()
 
 
 def refuse_kv_dtype(config: EngineConfig, file: WeightFile, device: torch.device) -> None:
@@ -168,7 +181,7 @@ class _Loader:
         return Model(
             config=config,
             embedding=embedding,
-            layers=tuple(self.layer(i, table_of(self.rope_kind(i))) for i in run.layers),
+            layers=tuple(self.layers(run, table_of)),
             norm=self.norm(self.names.of_model("norm"), config.hidden_size) if is_last else NoNorm(),
             head=LMHead(logits, cap=config.logits_cap),
             max_positions=num_positions,
@@ -178,6 +191,13 @@ class _Loader:
             device=self.device,
             first_layer=run.layers.start,
         )
+
+    def layers(self, run: LayerRun, table_of: Callable[[RopeKind], torch.Tensor]) -> Iterator[DecoderLayer]:
+        """One after the other: of the file, one layer at a time is in memory."""
+        for i in run.layers:
+            self.file.release()
+            yield self.layer(i, table_of(self.rope_kind(i)))
+        self.file.release()
 
     def ends(self) -> tuple[EmbeddingTable, Linear]:
         """The embedding and the head's product, as far as these layers have them."""
