@@ -14,7 +14,8 @@ from ..expressions import EMPTY, NOTHING, Expressions
 from .names import CLASS, PARENT, name_nodes
 
 MAX_PARTS = 1024
-MAX_STATES = 4096
+MAX_STATES = 2048
+MAX_WORK = 1 << 23  # steps of following sets: 6 ms
 FULL = (1 << 256) - 1
 Condition = int | tuple  # the number of a language, ("not", condition) or ("and", conditions)
 
@@ -163,6 +164,7 @@ class TextParts:
             np.array(self.whole, np.int32),
             np.array(required, np.int32),
             MAX_STATES,
+            MAX_WORK,
         )
         if len(found) == 0:
             raise Unsuitable
@@ -187,9 +189,9 @@ def byte_classes(members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @nb.njit(cache=True)
-def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, most):
+def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, most, work):
     """The sets of parts that bytes lead to, uint64 [S, words], the first ones of all languages at 0, and the set after
-    each class of bytes, int32 [S, classes]; -1 for none. Empty arrays for more than ``most`` sets.
+    each class of bytes, int32 [S, classes]; -1 for none. Empty arrays for more than ``most`` sets or ``work`` steps.
 
     ``masks`` uint64 [languages, words]: the parts of each; ``wholes`` int32 [languages]: ``TextParts.whole``.
     """
@@ -210,11 +212,13 @@ def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, mo
     at = 0
     while at < count:
         following[:] = 0
+        work -= num_classes * words * (len(wholes) + len(required) + 2)
         for w in range(words):
             left = sets[at, w]
             part = w << 6
             while left:
                 if left & one:
+                    work -= num_classes * (begins[part + 1] - begins[part])
                     for i in range(begins[part], begins[part + 1]):
                         word, bit = move_to[i] >> 6, one << np.uint64(move_to[i] & 63)
                         for c in range(num_classes):
@@ -222,6 +226,8 @@ def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, mo
                                 following[c, word] |= bit
                 left >>= one
                 part += 1
+        if work < 0:
+            return sets[:0].copy(), after[:0].copy()
         for c in range(num_classes):
             key = np.uint64(0)
             for i in range(len(wholes)):

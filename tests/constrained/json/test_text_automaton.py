@@ -57,9 +57,11 @@ def test_languages_of_other_kinds_and_large_ones_are_unsuitable(monkeypatch: pyt
     parts = TextParts(ex)
     parts.add(compile_regex("(a|b)*a(a|b){7}", ex, anchored=True))
     assert len(parts.automaton([]).sets) == 2**8 + 2
-    monkeypatch.setattr(text_automaton, "MAX_STATES", 256)
-    with pytest.raises(Unsuitable):
-        parts.automaton([])
+    for limit in ("MAX_STATES", "MAX_WORK"):
+        with monkeypatch.context() as patch:
+            patch.setattr(text_automaton, limit, 256)
+            with pytest.raises(Unsuitable):
+                parts.automaton([])
 
 
 def test_bytes_of_a_class_are_in_the_same_sets() -> None:
