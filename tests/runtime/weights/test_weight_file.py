@@ -13,6 +13,7 @@ import torch
 from phloem.protocol.errors import UnknownModel, Unsupported
 from phloem.runtime.quant import QuantTensor
 from phloem.runtime.weights import open_weights, read_header
+from phloem.runtime.weights.gguf_header import GGML_TYPES
 from phloem.tests.runtime.models.tiny import interleaved, make_tiny_gguf, make_tiny_model, tiny_tensors
 
 
@@ -44,6 +45,13 @@ def test_header_is_what_ggml_s_own_reader_sees(gguf_path: Path) -> None:
         assert place.shape == tuple(reversed(tensor.shape.tolist()))
     for key, value in header.metadata.items():
         assert reader.fields[key].contents() == value
+
+
+def test_the_table_of_formats_is_ggml_s() -> None:
+    ours = {kind: (block_len, size_bytes) for kind, (_, block_len, size_bytes) in GGML_TYPES.items()}
+    theirs = {int(kind): tuple(sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    assert {kind: ours[kind] for kind in theirs} == theirs
+    assert all(GGML_TYPES[int(kind)][0] == kind.name for kind in gguf.GGML_QUANT_SIZES)
 
 
 def test_header_reads_lists(tmp_path: Path) -> None:
