@@ -17,7 +17,7 @@ from ..expressions import NO_TEXT, NOTHING, Expressions
 from ..machine import DEAD_STATE, MAX_NEED, SHORT_TOKEN, UNBOUNDED, Fill, Machine, Recent
 from ..prefixes import contains_all_texts_of
 from .names import name_nodes, trie_moves
-from .text_automaton import Condition, Parts, Unsuitable, leading_on, moves_between, reached
+from .text_automaton import Condition, TextParts, Unsuitable, leading_on, moves_between, reached
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
 SHORT_ESCAPES = {0x22: 0x22, 0x5C: 0x5C, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
@@ -167,14 +167,14 @@ class Scalars:
 
     def _make_whole(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
         ex, machine, tagged = self.ex, self.machine, spelling.tagged
-        parts = Parts(ex)
+        parts = TextParts(ex)
         must = parts.add(exprs[0])
         if spelling.free and not isinstance(must, int):
             raise Unsuitable
         names = parts.add_tagged(self._tags(exprs[1])) if tagged >= 0 else -1
         watched = [parts.add(e) for e in exprs[1 if tagged < 0 else 2 :]]
         after, sets, has, tags = parts.automaton(_positive(must))
-        is_end = _evaluated(must, has)
+        is_end = evaluated(must, has)
         is_alive = leading_on(after, is_end.astype(np.uint8))
         if not is_alive[0] or machine.num_states + len(after) > machine.hard_limit * 3 // 4:
             raise Unsuitable
@@ -186,7 +186,7 @@ class Scalars:
             is_exit = _has_any(sets, wide)
         elif tagged >= 0 and all(isinstance(w, int) for w in watched):
             is_empty = np.array([~_has_any(sets, list(range(*span))) for span in parts.spans])
-            is_exit = _evaluated(must, is_text, is_empty) & is_empty[names]
+            is_exit = evaluated(must, is_text, is_empty) & is_empty[names]
             for observer in watched:
                 is_exit &= is_text[observer] | is_empty[observer]
         if is_exit[0]:
@@ -199,7 +199,7 @@ class Scalars:
 
         bits = np.zeros(len(sets), np.int64)
         for i, observer in enumerate(watched):
-            bits |= _evaluated(observer, has).astype(np.int64) << i
+            bits |= evaluated(observer, has).astype(np.int64) << i
         if tagged >= 0:
             bits = np.where(tags >= 0, tags + 1, np.where(bits > 0, bits + tagged, 0))
         quotes = np.zeros(len(sets), np.int32)
@@ -620,17 +620,17 @@ def _positive(condition: Condition) -> list[int]:
     return [language for part in condition[1] for language in _positive(part)] if condition[0] == "and" else []
 
 
-def _evaluated(condition: Condition, has: np.ndarray, negated: np.ndarray | None = None) -> np.ndarray:
+def evaluated(condition: Condition, has: np.ndarray, negated: np.ndarray | None = None) -> np.ndarray:
     """bool [S]: where the condition is met, given for each language whether a string is in it, [languages, S]; or, with
     ``negated``, what makes a negated one true."""
     if isinstance(condition, int):
         return has[condition].astype(bool)
     if condition[0] == "and":
-        return np.bitwise_and.reduce([_evaluated(part, has, negated) for part in condition[1]])
-    return ~_evaluated(condition[1], has) if negated is None else _evaluated(condition[1], negated)
+        return np.bitwise_and.reduce([evaluated(part, has, negated) for part in condition[1]])
+    return ~evaluated(condition[1], has) if negated is None else evaluated(condition[1], negated)
 
 
-def _rest(ex: Expressions, parts: Parts, condition: Condition, here: np.ndarray) -> int:
+def _rest(ex: Expressions, parts: TextParts, condition: Condition, here: np.ndarray) -> int:
     """The expression of what may follow, where the parts ``here`` may go on."""
     if isinstance(condition, int):
         return parts.rest(condition, here)

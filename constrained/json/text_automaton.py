@@ -38,7 +38,7 @@ class Automaton(NamedTuple):
     tags: np.ndarray
 
 
-class Parts:
+class TextParts:
     """The parts of several languages, numbered."""
 
     def __init__(self, ex: Expressions) -> None:
@@ -193,7 +193,7 @@ def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, mo
     """The sets of parts that bytes lead to, uint64 [S, words], the first ones of all languages at 0, and the set after
     each class of bytes, int32 [S, classes]; -1 for none. Empty arrays for more than ``most`` sets or ``work`` steps.
 
-    ``masks`` uint64 [languages, words]: the parts of each; ``wholes`` int32 [languages]: ``Parts.whole``.
+    ``masks`` uint64 [languages, words]: the parts of each; ``wholes`` int32 [languages]: ``TextParts.whole``.
     """
     num_classes = classes.shape[1]
     words = masks.shape[1]

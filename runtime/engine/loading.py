@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -65,6 +68,7 @@ class EngineParts:
     vision: VisionModel | None = None
     _: KW_ONLY
     grammars: Grammars
+    copying: threading.Thread | None  # writes what a later start reads, while the engine works
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +122,15 @@ def _load_parts(
     with refuse_damage(path):
         header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
     tokenizer = load_tokenizer(path)
-    grammars = Grammars(tokenizer, engine=config.grammar_engine)  # whose thread works while the weights load
+    grammars = Grammars(tokenizer, engine=config.grammar_engine)
     undo.callback(grammars.close)
     template = load_chat_template(path, tokenizer)
     split = None if gang is None else RankSplit(gang.group, Mesh.of(config), expert_copies=config.expert_copies)
     if has_vision(path):
         refuse_with_vision(config)
-    model = load_model(path, config, split=split)
+    started, unfinished = time.monotonic(), list[Callable[[], None]]()
+    model = load_model(path, config, split=split, later=unfinished.append)
+    log.info("%s: weights loaded in %.2f s", path.name, time.monotonic() - started)
     vision = load_image_encoder(path, config, model)
     del header
     if model.device.type == "cpu":
@@ -164,6 +170,9 @@ def _load_parts(
     log.info("precision %s: %s; keys and values %s", config.precision, model.describe(), model.kv_dtype)
     log.info("CPU kernels of %s (%s)", isa.name, isa.about)
     tiers = make_tiers(config, path, model, kv)
+    copying = threading.Thread(target=_finish, args=(unfinished,), name="packed-copy") if unfinished else None
+    if copying is not None:
+        copying.start()
     return EngineParts(
         path,
         model,
@@ -179,7 +188,13 @@ def _load_parts(
         ranks,
         vision,
         grammars=grammars,
+        copying=copying,
     )
+
+
+def _finish(unfinished: Sequence[Callable[[], None]]) -> None:
+    for work in unfinished:
+        work()
 
 
 def refuse_with_vision(config: EngineConfig) -> None:

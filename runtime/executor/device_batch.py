@@ -62,8 +62,8 @@ class DeviceBatch:
         """The batch of any step, in newly allocated tensors."""
         table = self.slot_table
         own_places = step.token_rows.astype(np.int64) * table.shape[1] + step.positions
-        places = np.concatenate((self._places(step.earlier), own_places))
-        slots = np.concatenate([*(slots for _, _, slots in step.earlier), step.out_slots])
+        places = np.concatenate((step.earlier.places(table.shape[1]), own_places))
+        slots = np.concatenate((step.earlier.slots, step.out_slots))
         wide = {name: getattr(step, name) for name in WIDE} | {"places": places}
         narrow = {name: getattr(step, name) for name in NARROW} | {"slots": slots}
         prefixes = None
@@ -106,9 +106,8 @@ class DeviceBatch:
         if self.prefixes is not None:
             self.prefixes.note_step(step)
         if step.earlier:
-            upload = self.accelerator.upload
-            slots = np.concatenate([slots for _, _, slots in step.earlier])
-            self.slot_table.view(-1)[upload(self._places(step.earlier))] = upload(slots)
+            upload, table = self.accelerator.upload, self.slot_table
+            table.view(-1)[upload(step.earlier.places(table.shape[1]))] = upload(step.earlier.slots)
         self.accelerator.write(packed, static)
 
     def decode_views(self, static: torch.Tensor, *, num_rows: int) -> dict[str, Any]:
@@ -119,13 +118,6 @@ class DeviceBatch:
         return dict(zip(_STATIC_WIDE, wide.unbind(0), strict=True)) | dict(
             zip(_STATIC_NARROW, narrow.unbind(0), strict=True)
         )
-
-    def _places(self, written: list[tuple[int, int, np.ndarray]]) -> np.ndarray:
-        """The places in the flat table of the slots ``written``: (row, first position, slots)."""
-        width = self.slot_table.shape[1]
-        lengths = np.array([len(slots) for _, _, slots in written], dtype=np.int64)
-        firsts = np.array([row * width + start for row, start, _ in written], dtype=np.int64)
-        return np.arange(lengths.sum()) + np.repeat(firsts - np.cumsum(lengths) + lengths, lengths)
 
 
 def shared_views(static: torch.Tensor, *, num_rows: int) -> SharedPrefixes:

@@ -12,7 +12,7 @@ ends of chunks   r0  7 4 9     in common with the next      runs   r0 r1 r2   ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -58,7 +58,7 @@ class PrefixFinder:
         self._ends = np.zeros((num_rows, max_len // sharing.chunk_len), np.int32)
         self._last: tuple[tuple[bytes, bytes] | None, Prefixes | None] = (None, None)
 
-    def note(self, changes: Sequence[tuple[int, int, np.ndarray]]) -> None:
+    def note(self, changes: Iterable[tuple[int, int, np.ndarray]]) -> None:
         """Record slots written to the table: (row, first position, slots)."""
         chunk_len = self._sharing.chunk_len
         for row, start, slots in changes:

@@ -3,6 +3,7 @@
 a row's tokens:   [0, kv_len - n) in the pool   [kv_len - n, kv_len) in this step: token_ids[starts[r]:starts[r+1]]
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from ...kernels import SharedPrefixes
-from ..scheduler.plan import DecodePart, StepPlan
+from ..scheduler.plan import DecodePart, PlanRow, StepPlan
 from .adapters import AdapterRows
 from .spread import Spread, Upload
 
@@ -111,10 +112,56 @@ NARROW = ("row_ids", "query_starts", "kv_lens")
 
 
 @dataclass(frozen=True, slots=True)
+class SlotRuns:
+    """Slots of neighbouring positions: run i has ``lengths[i]`` of them, of row ``rows[i]`` from position ``starts[i]``
+    on; ``slots`` are those of all runs. Iterating gives (row, first position, slots).
+    """
+
+    rows: np.ndarray  # int32 [E], as the next two
+    starts: np.ndarray
+    lengths: np.ndarray
+    slots: np.ndarray
+
+    @classmethod
+    def missing(cls, rows: Sequence[PlanRow]) -> "SlotRuns":
+        """The slots before each row's start that the executor does not hold."""
+        late = [row for row in rows if row.stale_from < row.start]
+        if not late:
+            return NO_RUNS
+        starts = np.array([row.stale_from for row in late], np.int32)
+        ends = np.array([row.start for row in late], np.int32)
+        slots = np.concatenate([row.slot_ids[row.stale_from : row.start] for row in late])
+        return cls(np.array([row.row_id for row in late], np.int32), starts, ends - starts, slots)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        at = 0
+        for row, start, length in zip(self.rows.tolist(), self.starts.tolist(), self.lengths.tolist(), strict=True):
+            yield row, start, self.slots[at : at + length]
+            at += length
+
+    @property
+    def firsts(self) -> np.ndarray:
+        """[E]: of each run, its first slot's index in ``slots``."""
+        return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+
+    def places(self, width: int) -> np.ndarray:
+        """int64: of each slot its place in a table with rows of ``width``."""
+        offsets = self.rows.astype(np.int64) * width + self.starts - self.firsts
+        return np.repeat(offsets, self.lengths) + np.arange(len(self.slots))
+
+
+_NONE = np.zeros(0, np.int32)
+NO_RUNS = SlotRuns(_NONE, _NONE, _NONE, _NONE)
+
+
+@dataclass(frozen=True, slots=True)
 class StepArrays:
     """The integers of a ``ForwardBatch``, of any integer type.
 
-    ``earlier`` (row, first position, slots): slots of positions before the step's own that the slot table lacks.
+    ``earlier``: slots of positions before the step's own that the slot table lacks.
     A token id of ``-1 - i`` stands for draw i of the step before, as in a plan. ``adapters``: each token's adapter, -1
     for none; None where no token has one.
     """
@@ -126,17 +173,13 @@ class StepArrays:
     row_ids: np.ndarray
     query_starts: np.ndarray
     kv_lens: np.ndarray
-    earlier: list[tuple[int, int, np.ndarray]]
+    earlier: SlotRuns
     adapters: np.ndarray | None = None
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepArrays":
         rows = plan.rows
-        earlier = [
-            (row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.start])
-            for row in rows
-            if row.stale_from < row.start
-        ]
+        earlier = SlotRuns.missing(rows)
         part = plan.decodes()
         if part is not None:
             steps = np.arange(len(part) + 1)
@@ -213,7 +256,7 @@ class StepArrays:
             self.row_ids[rows],
             bounds - first,
             self.positions[bounds[1:] - 1] + 1,
-            self.earlier if first == 0 else [],
+            self.earlier if first == 0 else NO_RUNS,
             None if self.adapters is None else self.adapters[tokens],
         )
 

@@ -32,6 +32,7 @@ class SafetensorsFolder:
         config = read_folder_config(path)
         self._has_vision = config.family == "idefics3"
         self._files = {shard: open_shard(path / shard) for shard in shards_of(path)}
+        self._read: set[str] = set()  # shards, since ``release``
         self._homes = {name: shard for shard, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         if config.tied_embeddings and "lm_head.scales" in self._homes:  # quantized apart from the embedding
             config = msgspec.structs.replace(config, tied_embeddings=False)
@@ -68,6 +69,7 @@ class SafetensorsFolder:
             found = self._stored(name)
         else:
             file, stored = self._place(name)
+            self._read.add(self._homes[stored])
             found = file.get_tensor(stored) if part is None else _read_part(file.get_slice(stored), part)
         if found.dtype not in _FLOATS:
             raise Unsupported(f"{self.path}: tensor {name} is of {found.dtype}; read are float32, float16 and bfloat16")
@@ -77,11 +79,18 @@ class SafetensorsFolder:
         """Whether any matrix is quantized."""
         return self._quantized is not None
 
+    def release(self) -> None:
+        # A file stays mapped, with all that was read, as long as it is open or a tensor lies in it.
+        for shard in self._read:
+            self._files[shard] = open_shard(self.path / shard)
+        self._read.clear()
+
     def unpacked(self) -> str:
         return self._quantized.unpacked() if self._quantized is not None else ""
 
     def _stored(self, name: str) -> torch.Tensor:
         file = self._files[self._homes[name]]
+        self._read.add(self._homes[name])
         if name in self._stacks:
             stack, expert = self._stacks[name]
             found: torch.Tensor = file.get_slice(stack)[expert]

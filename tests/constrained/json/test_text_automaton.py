@@ -6,7 +6,7 @@ import pytest
 from phloem.constrained import Vocabulary, compile
 from phloem.constrained.expressions import Expressions
 from phloem.constrained.json import scalars, text_automaton
-from phloem.constrained.json.text_automaton import Parts, Unsuitable, byte_classes, leading_on, reached
+from phloem.constrained.json.text_automaton import TextParts, Unsuitable, byte_classes, leading_on, reached
 from phloem.constrained.regex_syntax import compile_regex
 
 PATTERNS = ["(a|ab)*c", "[ab]{2,3}", "a.*b", "é+|x", "(?!ab)[a-c]+", ""]
@@ -19,7 +19,7 @@ def texts(rng: random.Random, count: int) -> list[str]:
 def test_a_string_is_in_the_languages_that_its_state_says() -> None:
     ex, rng = Expressions(), random.Random(0)
     exprs = [compile_regex(pattern, ex, anchored=True) for pattern in PATTERNS]
-    parts = Parts(ex)
+    parts = TextParts(ex)
     conditions = [parts.add(expr) for expr in exprs]
     tags = {b"ab": 3, b"a": 0, "é".encode(): 1}
     words = parts.add_tagged(tags)
@@ -29,7 +29,7 @@ def test_a_string_is_in_the_languages_that_its_state_says() -> None:
         for byte in text.encode():
             state = int(found.after[state, byte])
         for expr, condition in zip(exprs, conditions, strict=True):
-            assert scalars._evaluated(condition, found.has)[state] == ex.matches(expr, text.encode()), text
+            assert scalars.evaluated(condition, found.has)[state] == ex.matches(expr, text.encode()), text
         assert found.has[words, state] == (text.encode() in tags)
         assert found.tags[state] == tags.get(text.encode(), -1)
     assert ex.matches(parts.rest(0, found.sets[found.after[0, ord("a")]]), b"bc")
@@ -37,7 +37,7 @@ def test_a_string_is_in_the_languages_that_its_state_says() -> None:
 
 def test_a_state_that_no_required_language_goes_on_from_is_left_out() -> None:
     ex = Expressions()
-    parts = Parts(ex)
+    parts = TextParts(ex)
     numbers = [parts.add(ex.literal(word)) for word in (b"ab", b"ac")]
     found = parts.automaton(numbers)
     first = int(found.after[0, ord("a")])
@@ -51,10 +51,10 @@ def test_languages_of_other_kinds_and_large_ones_are_unsuitable(monkeypatch: pyt
     ex = Expressions()
     for expr in (ex.multiple_of(7, 0), ex.repeat(ex.any_char, 0, 2_000)):
         with pytest.raises(Unsuitable):
-            Parts(ex).add(expr)
+            TextParts(ex).add(expr)
     with pytest.raises(Unsuitable):
-        Parts(ex).add_tagged({b"%04d" % i: i for i in range(2_000)})
-    parts = Parts(ex)
+        TextParts(ex).add_tagged({b"%04d" % i: i for i in range(2_000)})
+    parts = TextParts(ex)
     parts.add(compile_regex("(a|b)*a(a|b){7}", ex, anchored=True))
     assert len(parts.automaton([]).sets) == 2**8 + 2
     for limit in ("MAX_STATES", "MAX_WORK"):
