@@ -22,16 +22,17 @@ class Garbage:
     def __init__(self) -> None:
         self._thresholds = gc.get_threshold()
         gc.freeze()
-        self._num_lasting = gc.get_freeze_count()
-        self._most_frozen = self._num_lasting  # as if none of them had been freed since: counting takes 10 ms or more
+        self._num_lasting = self._most_frozen = 0  # not counted yet: that takes 18 ms
         gc.set_threshold(*self._thresholds[:2], NEVER)
         gc.enable()
 
     def after_step(self, *, is_idle: bool) -> None:
         if gc.get_count()[2] < PASSES:
             return
+        if not self._num_lasting:
+            self._num_lasting = self._most_frozen = gc.get_freeze_count()
         most = (IDLE_GROWTH if is_idle else BUSY_GROWTH) * self._num_lasting
-        if self._most_frozen > most:
+        if self._most_frozen > most:  # as if none of them had been freed since
             self._most_frozen = gc.get_freeze_count()
         if self._most_frozen > most:
             gc.unfreeze()
