@@ -27,7 +27,7 @@ ROWS: list[set[str] | list[str]] = [
     {"runtime.parallel"},
     {"runtime.speculative"},
     {"runtime.encoder", "runtime.engine"},
-    ["runtime.process", "runtime.profiling", "runtime.planning", "runtime.training", "runtime.quantizing"],
+    ["runtime.process", "runtime.profiling", "runtime.planning", "runtime.quantizing"],
     {"cluster"},
     {"engines"},
     {"runtime.server"},
@@ -259,14 +259,21 @@ def test_a_class_name_means_one_thing() -> None:
 
 def test_the_environment_is_read_by_the_command_line_alone() -> None:
     """`home` is an exception, as a program must find what the command has fetched. `pull` hands the environment on to
-    pip, and `cpu_isa` sets the two variables that restrict torch, which has no other way.
+    pip, `python_process` to an engine's process, and `cpu_isa` sets the two variables that restrict torch, which has no
+    other way.
     """
     readers = set()
     for module, file in sources():
         for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"):
                 readers.add(module)
-    assert readers <= {"cli", "cpu_isa", "runtime.weights.home", "runtime.weights.pull"}
+    assert readers <= {
+        "cli",
+        "cpu_isa",
+        "runtime.process.python_process",
+        "runtime.weights.home",
+        "runtime.weights.pull",
+    }
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)

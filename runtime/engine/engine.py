@@ -78,6 +78,7 @@ BLOCKS_PER_IDLE_STEP = 16  # KV blocks written to the tiers in a step without a 
 FLUSH_S = 4.0  # for KV blocks that are not in the store yet when the engine ends; a server waits five seconds
 
 Outbox = list[tuple[bytes, RuntimeMessage]]
+QUIET_S = 0.5
 
 
 class EngineCore:
@@ -113,6 +114,8 @@ class EngineCore:
         if config.cache_events_url:
             self.cache_feed = CacheFeed(block_len=BLOCK_LEN, model=model_digest(parts, config))
         self.tiers = parts.tiers
+        self.when_idle: Callable[[], None] | None = None  # called once, when nothing has run for QUIET_S
+        self._busy_s = clock()
         self._is_closed = False
         contents = Contents()
         images: Images | None = None
@@ -144,6 +147,7 @@ class EngineCore:
         )
         self.ranks = parts.ranks
         self.grammars = parts.grammars
+        self._copying = parts.copying
         masks = MaskThread()
         self._outbox: Outbox = []
         self.adapters = Adapters(
@@ -255,6 +259,8 @@ class EngineCore:
     def step(self, inbox: list[tuple[bytes, ClientMessage]]) -> Outbox:
         """Take messages, run at most one forward, and return the messages to send."""
         self.loop.masks.begin_step()
+        if inbox or self.has_work:
+            self._busy_s = self.clock()
         for client, message in inbox:
             self._receive(client, message)
         if self.handoff.is_due:
@@ -273,6 +279,9 @@ class EngineCore:
         """No forward can run: give the processor to the threads and to reads from a store, or write KV blocks."""
         if self.ranks is not None:
             self.ranks.leader.rest()
+        if self.when_idle is not None and self.clock() - self._busy_s > QUIET_S:
+            self.when_idle()
+            self.when_idle = None
         if coming := self._coming:
             wait(coming, timeout=0.005, return_when="FIRST_COMPLETED")
         elif self.scheduler.num_reading:
@@ -317,6 +326,8 @@ class EngineCore:
             self.tiers = None
         if self.ranks is not None:
             self.ranks.gang.close()
+        if self._copying is not None:
+            self._copying.join()
         del self.model, self.kv, self.executor, self.loop, self.handoff
         self.images = None
 

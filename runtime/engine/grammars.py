@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from ... import constrained
 from ...constrained.peers import Peer, compile_with, load_peer
 from ...constrained.spec import GrammarSpec
+from .priority import behind_steps
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -29,14 +30,23 @@ class Grammars:
         self._tokenizer = tokenizer
         self._engine = engine
         self._small = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._large = ThreadPoolExecutor(1, thread_name_prefix="large grammar")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="large grammar", initializer=behind_steps)
         self._futures: dict[str, Future[constrained.CompiledGrammar]] = {}
-        self._begun = self._small.submit(self._begin)
-        # Makes the vocabulary's tables and compiles the walks, so that the first client's grammar need not wait.
-        self._first = self._small.submit(self._compile, GrammarSpec("json_schema", '{"type": "boolean"}'))
+        self._begun: Future[tuple[constrained.Vocabulary, Peer | None]] | None = None
+        self._first: Future[constrained.CompiledGrammar] | None = None
+
+    def begin(self) -> None:
+        """Make the vocabulary's tables and load the compiled walks on a thread, so that the first client's grammar
+        waits less. That takes Python's lock a thousand times, for which a thread that loads a model would have to wait.
+        """
+        if self._begun is None:
+            self._begun = self._small.submit(self._begin)
+            self._first = self._small.submit(self._compile, GrammarSpec("json_schema", '{"type": "boolean"}'))
+            self._small.submit(behind_steps)  # not before: the first client's grammar needs these tables
 
     def compile(self, spec: GrammarSpec) -> Future[constrained.CompiledGrammar]:
         """The compiled grammar, perhaps still being compiled; an equal spec among the last MOST_KEPT is reused."""
+        self.begin()
         key = spec.key
         future = self._futures.pop(key, None)
         if future is None:
@@ -55,6 +65,7 @@ class Grammars:
         return vocabulary, None if self._engine == "phloem" else load_peer(self._engine, vocabulary)
 
     def _compile(self, spec: GrammarSpec) -> constrained.CompiledGrammar:
+        assert self._begun is not None
         vocabulary, peer = self._begun.result()
         if peer is not None:
             return cast(constrained.CompiledGrammar, compile_with(peer, spec, vocabulary))
@@ -64,6 +75,8 @@ class Grammars:
 
     def wait_until_ready(self) -> None:
         """Return once the vocabulary's tables are made."""
+        self.begin()
+        assert self._first is not None
         wait([self._first])
 
     def close(self) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -31,7 +34,7 @@ from ..parallel.mesh import Mesh
 from ..parallel.rank import Shape, WeightBytes, threads_of, weight_bytes
 from ..parallel.split import RankSplit
 from ..scheduler import SchedulerConfig
-from ..speculative import DraftModel, EagleGuesser, ModelDrafter, load_eagle, without_layers
+from ..speculative import DraftModel, ModelDrafter, without_layers
 from ..tokenizer import ModelTemplate, Tokenizer, load_chat_template, load_tokenizer
 from ..vision.model import VisionModel, load_vision
 from ..weights import open_weights, resolve_model
@@ -65,6 +68,7 @@ class EngineParts:
     vision: VisionModel | None = None
     _: KW_ONLY
     grammars: Grammars
+    copying: threading.Thread | None  # writes what a later start reads, while the engine works
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +122,15 @@ def _load_parts(
     with refuse_damage(path):
         header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
     tokenizer = load_tokenizer(path)
-    grammars = Grammars(tokenizer, engine=config.grammar_engine)  # whose thread works while the weights load
+    grammars = Grammars(tokenizer, engine=config.grammar_engine)
     undo.callback(grammars.close)
     template = load_chat_template(path, tokenizer)
     split = None if gang is None else RankSplit(gang.group, Mesh.of(config), expert_copies=config.expert_copies)
     if has_vision(path):
         refuse_with_vision(config)
-    model = load_model(path, config, split=split)
+    started, unfinished = time.monotonic(), list[Callable[[], None]]()
+    model = load_model(path, config, split=split, later=unfinished.append)
+    log.info("%s: weights loaded in %.2f s", path.name, time.monotonic() - started)
     vision = load_image_encoder(path, config, model)
     del header
     if model.device.type == "cpu":
@@ -164,6 +170,9 @@ def _load_parts(
     log.info("precision %s: %s; keys and values %s", config.precision, model.describe(), model.kv_dtype)
     log.info("CPU kernels of %s (%s)", isa.name, isa.about)
     tiers = make_tiers(config, path, model, kv)
+    copying = threading.Thread(target=_finish, args=(unfinished,), name="packed-copy") if unfinished else None
+    if copying is not None:
+        copying.start()
     return EngineParts(
         path,
         model,
@@ -179,7 +188,13 @@ def _load_parts(
         ranks,
         vision,
         grammars=grammars,
+        copying=copying,
     )
+
+
+def _finish(unfinished: Sequence[Callable[[], None]]) -> None:
+    for work in unfinished:
+        work()
 
 
 def refuse_with_vision(config: EngineConfig) -> None:
@@ -226,12 +241,6 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
             message = f"draft_model={name!r}: self:N takes N of the model's layers, 1 to {most}"
             raise InvalidParams(message, where="draft_model")
         return ModelDrafter(DraftModel(without_layers(model, int(count)), max_len=context_len), source="own_layers")
-    if name.startswith("eagle:"):
-        if model.device.type != "cpu":
-            message = f"draft_model={name!r}: a head runs on the CPU only; name a smaller model, or self:N"
-            raise InvalidParams(message, where="draft_model")
-        head = load_eagle(Path(name.removeprefix("eagle:")), model, vocab_hash=tokenizer.vocab_hash)
-        return ModelDrafter(EagleGuesser(head, model), source="eagle")
     path = resolve_model(name)
     other = load_tokenizer(path)
     if other.vocab_hash != tokenizer.vocab_hash:

@@ -5,6 +5,8 @@ They bypass the scheduler and the cache, so no prefix and no count is left of th
 
 from __future__ import annotations
 
+from threading import Thread
+
 import numpy as np
 
 from ...protocol.sampling import SamplingParams
@@ -24,9 +26,14 @@ def ready_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     if engine.executor.accelerator is None:
         num_slots = min(engine.cache.num_slots, engine.context_len)
         _try_steps(engine.executor, most_rows=config.max_running, num_slots=num_slots)
-    engine.grammars.wait_until_ready()
     return_freed_memory()
-    unmap_library_code()  # the pages that steps need are mapped again from the page cache
+
+    def finish() -> None:
+        engine.grammars.begin()
+        # The pages that steps need are mapped again from the page cache. On a thread: it takes 20 ms.
+        Thread(target=unmap_library_code, name="phloem-unmap", daemon=True).start()
+
+    engine.when_idle = finish  # what no first answer waits for
     return engine
 
 

@@ -90,7 +90,7 @@ def refuse_combinations(config: EngineConfig) -> None:
         f"host_cache_bytes={config.host_cache_bytes:,}": bool(config.host_cache_bytes),
         f"disk_cache={config.disk_cache!r}": bool(config.disk_cache),
         f"shared_cache={config.shared_cache!r}": bool(config.shared_cache),
-        f"draft_model={config.draft_model!r}": config.draft_model.startswith(("self:", "eagle:")),
+        f"draft_model={config.draft_model!r}": config.draft_model.startswith("self:"),
     }
     for option, is_given in others.items():
         if is_given:

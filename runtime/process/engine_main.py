@@ -28,7 +28,6 @@ from ...protocol.address import ServerKeys
 from ...protocol.errors import EngineLost, ErrorInfo, InternalError, PhloemError
 from ..config import EngineConfig
 from ..parallel.lost import GANG_LOST, GangLost
-from .late_import import import_late
 from .loop import run_engine
 
 PARENT_CHECK_S = 1.0
@@ -67,7 +66,6 @@ Told = Loading | Ready
 
 def run() -> None:
     gc.disable()  # until the engine is ready: all that loading makes stays
-    import_late()
     ready_fd, folder, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)

@@ -17,6 +17,8 @@ ENGINE_MODULE = "phloem.runtime.process.engine_main"
 SOCKET_NAME, EVENTS_NAME = "engine.sock", "events.sock"
 # Most of an engine's imports. An instruction set other than the machine's best must be chosen before they are loaded.
 LIBRARIES = ("torch", "numba")
+# numpy multiplies no matrices there or in a server, and OpenBLAS's threads spin for 0.1 s when they start.
+NO_BLAS_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class PythonProcess:
@@ -40,6 +42,7 @@ class PythonProcess:
                     stdout=log_file,
                     stderr=log_file,
                     pass_fds=(ready_end,),
+                    env=NO_BLAS_THREADS | os.environ,
                     start_new_session=True,  # Ctrl-C is for the parent, which then ends the child
                 )
         except BaseException:

@@ -4,7 +4,6 @@ The codebook formats (IQ1, IQ2, IQ3) are decoded by ggml's own Python package, w
 points: some 20 times slower than a compiled loop, once, when a file is loaded.
 """
 
-import gguf
 import numpy as np
 
 from .block_decoding import Array, Decoder, compiled, halves
@@ -50,6 +49,8 @@ def by_package(kind: str) -> Decoder:
     """The decoder of ggml's Python package."""
 
     def decode(blocks: Array, out: Array) -> None:
+        import gguf
+
         out[:] = gguf.quants.dequantize(np.ascontiguousarray(blocks), gguf.GGMLQuantizationType[kind])
 
     return decode

@@ -192,12 +192,16 @@ class _Front:
 
 def _load_front(path: Path) -> _Front:
     from ..tokenizer import load_chat_template, load_tokenizer
-    from . import app  # noqa: F401  # which takes as long as all the rest
+    from .app import prepare_routes  # which takes as long as all the rest
 
+    prepare_routes()
     if is_encoder(path):
         return _Front(None, None)
     tokenizer = load_tokenizer(path)
-    return _Front(tokenizer, load_chat_template(path, tokenizer))
+    template = load_chat_template(path, tokenizer)
+    if template is not None:
+        template.info()  # kept: the application asks for it
+    return _Front(tokenizer, template)
 
 
 def _tokens_of(loading: Future[_Front], ops: Sequence[AnyOp]) -> list[int]:
@@ -214,7 +218,6 @@ def _make_app(
     **options: Any,
 ) -> FastAPI:
     from .app import create_app
-    from .models_app import ServedModel, create_models_app
 
     if len(supervisors) == 1 and not rules:
         [(name, supervisor)] = supervisors.items()
@@ -222,6 +225,8 @@ def _make_app(
         return create_app(
             supervisor.fleet, front.tokenizer, front.template, model_name=name, supervisor=supervisor, **options
         )
+    from .models_app import ServedModel, create_models_app
+
     models = [
         ServedModel(name, supervisor.fleet, fronts[name].tokenizer, fronts[name].template, supervisor)
         for name, supervisor in supervisors.items()

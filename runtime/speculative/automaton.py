@@ -5,8 +5,13 @@ Appending and matching a token costs O(1) amortised.
     text   a b c d . . a b c     matched: 3 tokens, last seen ending at position 2; what followed them: d . . a b c ...
 """
 
+from typing import NamedTuple
+
 import numba as nb
 import numpy as np
+
+from ...kernels.cpu.arrays import address_of, int32_rows, int32s, int64s
+from ...kernels.cpu.entry import entry
 
 # Columns of a state and of an edge, and the entries of the header.
 _LINK, _LEN, _FIRST_EDGE, _END = 0, 1, 2, 3
@@ -18,7 +23,7 @@ _REFRESHED = 4  # shorter suffixes whose last position is updated as well
 class SuffixAutomaton:
     """The text's last ``match_len`` tokens occurred before, ending at ``match_end``. Takes about 150 bytes a token."""
 
-    __slots__ = ("_edges", "_header", "_states", "_table", "_text")
+    __slots__ = ("_arrays", "_edges", "_header", "_states", "_table", "_text")
 
     def __init__(self) -> None:
         self._header = np.zeros(_HEADER, np.int64)
@@ -28,6 +33,11 @@ class SuffixAutomaton:
         self._edges = np.zeros((192, 4), np.int32)
         self._table = np.full(512, -1, np.int32)
         self._text = np.zeros(64, np.int32)
+        self._arrays = self._addresses()
+
+    def _addresses(self) -> tuple[int, int, int, int, int, int, int]:
+        state, text = (address_of(self._header), address_of(self._states)), address_of(self._text)
+        return *state, address_of(self._edges), address_of(self._table), text, len(self._table), len(self._text)
 
     def __len__(self) -> int:
         return self._header.item(_TEXT_LEN)
@@ -51,7 +61,8 @@ class SuffixAutomaton:
     def extend(self, tokens: np.ndarray) -> None:
         """Append ``tokens`` (int32) to the text."""
         self._reserve(len(self) + len(tokens))
-        _extend(self._header, self._states, self._edges, self._table, self._text, tokens)
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        _extend_text(ExtendCall(*self._arrays, address_of(tokens), len(tokens)))
 
     def continuation(self, limit: int) -> np.ndarray:
         """A copy of the tokens that followed the matched suffix at its last occurrence, at most ``limit``.
@@ -73,7 +84,40 @@ class SuffixAutomaton:
         self._states = _grown(self._states, 2 * size)
         self._edges = _grown(self._edges, 3 * size)
         self._table = np.full(1 << (8 * size - 1).bit_length(), -1, np.int32)
-        _fill_table(self._table, self._edges, self._header.item(_EDGES))
+        self._arrays = self._addresses()
+        _fill_hash_table(ExtendCall(*self._arrays, 0, 0))
+
+
+class ExtendCall(NamedTuple):
+    """The addresses of an automaton's arrays, their sizes, and the tokens to append."""
+
+    header: int  # int64
+    states: int  # int32 [2 * text_len, 4]
+    edges: int  # int32 [3 * text_len, 4]
+    table: int  # int32 [table_len]
+    text: int  # int32 [text_len]
+    table_len: int
+    text_len: int  # of the array, not of the text
+    tokens: int  # int32 [num_tokens]
+    num_tokens: int
+
+
+@entry  # loaded from disk without numba's compiler, unlike a dispatcher, whose first call takes 0.1 s
+def _extend_text(call: ExtendCall) -> None:
+    _extend(
+        int64s(call.header, _HEADER),
+        int32_rows(call.states, 2 * call.text_len, 4),
+        int32_rows(call.edges, 3 * call.text_len, 4),
+        int32s(call.table, call.table_len),
+        int32s(call.text, call.text_len),
+        int32s(call.tokens, call.num_tokens),
+    )
+
+
+@entry
+def _fill_hash_table(call: ExtendCall) -> None:
+    edges, table = int32_rows(call.edges, 3 * call.text_len, 4), int32s(call.table, call.table_len)
+    _fill_table(table, edges, int64s(call.header, _HEADER)[_EDGES])
 
 
 def _grown(array: np.ndarray, size: int) -> np.ndarray:
@@ -82,7 +126,7 @@ def _grown(array: np.ndarray, size: int) -> np.ndarray:
     return grown
 
 
-@nb.njit(cache=True)
+@nb.njit
 def _find(table: np.ndarray, edges: np.ndarray, state: int, token: int) -> int:
     """The edge's number, or -1 - place, with the place in the hash table where it belongs."""
     mask = len(table) - 1
@@ -97,14 +141,14 @@ def _find(table: np.ndarray, edges: np.ndarray, state: int, token: int) -> int:
         place = (place + 1) & mask
 
 
-@nb.njit(cache=True)
+@nb.njit
 def _fill_table(table: np.ndarray, edges: np.ndarray, count: int) -> None:
     for edge in range(count):
         place = -1 - _find(table, edges, edges[edge, _FROM], edges[edge, _TOKEN])
         table[place] = edge
 
 
-@nb.njit(cache=True)
+@nb.njit
 def _add_edge(
     header: np.ndarray, states: np.ndarray, edges: np.ndarray, table: np.ndarray, state: int, token: int, to: int
 ) -> None:
@@ -119,7 +163,7 @@ def _add_edge(
     table[place] = edge
 
 
-@nb.njit(cache=True)
+@nb.njit
 def _extend(
     header: np.ndarray, states: np.ndarray, edges: np.ndarray, table: np.ndarray, text: np.ndarray, tokens: np.ndarray
 ) -> None:
@@ -154,7 +198,7 @@ def _extend(
     header[_MATCH], header[_MATCH_LEN] = match, match_len
 
 
-@nb.njit(cache=True)
+@nb.njit
 def _append(header: np.ndarray, states: np.ndarray, edges: np.ndarray, table: np.ndarray, token: int) -> None:
     new = header[_STATES]
     header[_STATES] += 1

@@ -21,10 +21,12 @@ WORDS = ["a river", "the orchard", "seven lamps", "a door", "the map", "salt", "
 
 def engine_of(path: Path, accelerator: StandIn | None = None, **options: Any) -> EngineCore:
     settings: dict[str, object] = {"num_slots": 1024, "max_seq_len": 160, "prefill_chunk": 16, "max_running": 8}
-    return EngineCore(
+    engine = EngineCore(
         EngineConfig(model=str(path), precision="float32", num_threads=1, **(settings | options)),
         accelerator=accelerator,
     )
+    engine.grammars.wait_until_ready()  # so that programs with and without a grammar run together
+    return engine
 
 
 def story(i: int, params: SamplingParams, *, grammar: GrammarSpec | None = None, n: int = 1) -> list[AnyOp]:

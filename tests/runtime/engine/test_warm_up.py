@@ -60,3 +60,20 @@ def test_after_the_warm_up_steps_of_few_rows_are_not_cold(tiny_model_path: Path)
         cold.append(engine.executor.is_cold)
     engine.close()
     assert cold == [False, False, True, False]
+
+
+def test_what_no_first_answer_waits_for_is_done_once_nothing_has_run_for_a_while(tiny_model_path: Path) -> None:
+    now, done = [0.0], []
+    engine = EngineCore(config(tiny_model_path), clock=lambda: now[0])
+    engine.when_idle = lambda: done.append(now[0])
+    for now[0] in (0.4, 0.5):
+        engine.step([])
+    now[0] = 0.6
+    engine.step([(CLIENT, m.Query(1, "metrics"))])
+    now[0] = 1.0
+    engine.step([])
+    assert not done
+    for now[0] in (1.2, 3.0):
+        engine.step([])
+    engine.close()
+    assert done == [1.2]

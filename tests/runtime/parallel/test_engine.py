@@ -265,7 +265,6 @@ def test_two_ranks_that_spread_the_slots_have_twice_as_many_and_keep_half_of_eac
         ({"tensor_parallel": 2, "host_cache_bytes": 1 << 30}, "tensor_parallel=2 with host_cache_bytes"),
         ({"tensor_parallel": 2, "disk_cache": "/tmp/x"}, "tensor_parallel=2 with disk_cache"),
         ({"tensor_parallel": 2, "draft_model": "self:1"}, "tensor_parallel=2 with draft_model='self:1'"),
-        ({"pipeline_parallel": 2, "draft_model": "eagle:head"}, "pipeline_parallel=2 with draft_model='eagle:head'"),
         ({"pipeline_parallel": 2, "shared_cache": "s3://a/b"}, "pipeline_parallel=2 with shared_cache='s3://a/b'"),
         ({"pipeline_parallel": 2, "disk_cache": "/tmp/x"}, "pipeline_parallel=2 with disk_cache"),
         ({"sequence_parallel": 2, "host_cache_bytes": 1 << 30}, "sequence_parallel=2 with host_cache_bytes"),

@@ -13,6 +13,7 @@ import torch
 from phloem.protocol.errors import UnknownModel, Unsupported
 from phloem.runtime.quant import QuantTensor
 from phloem.runtime.weights import open_weights, read_header
+from phloem.runtime.weights.gguf_header import GGML_TYPES
 from phloem.tests.runtime.models.tiny import interleaved, make_tiny_gguf, make_tiny_model, tiny_tensors
 
 
@@ -44,6 +45,13 @@ def test_header_is_what_ggml_s_own_reader_sees(gguf_path: Path) -> None:
         assert place.shape == tuple(reversed(tensor.shape.tolist()))
     for key, value in header.metadata.items():
         assert reader.fields[key].contents() == value
+
+
+def test_the_table_of_formats_is_ggml_s() -> None:
+    ours = {kind: (block_len, size_bytes) for kind, (_, block_len, size_bytes) in GGML_TYPES.items()}
+    theirs = {int(kind): tuple(sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    assert {kind: ours[kind] for kind in theirs} == theirs
+    assert all(GGML_TYPES[int(kind)][0] == kind.name for kind in gguf.GGML_QUANT_SIZES)
 
 
 def test_header_reads_lists(tmp_path: Path) -> None:
@@ -99,6 +107,42 @@ def test_query_and_key_rows_come_in_half_split_order(kind: str, tmp_path: Path) 
         got = open_weights(path).tensor(f"blk.0.{ours}.weight")
         got = got.dequantize() if isinstance(got, QuantTensor) else got
         assert (got - want).abs().max() <= (0 if kind == "F32" else 0.02)
+
+
+def bytes_in_memory(path: Path) -> int:
+    """Of the file, in this process, by way of mappings."""
+    found, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        field, *values = line.split()
+        if not field.endswith(":"):
+            is_ours = line.endswith(str(path))
+        elif field == "Rss:" and is_ours:
+            found += int(values[0]) << 10
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("form", ["gguf", "safetensors"])
+def test_what_was_read_leaves_memory_and_can_be_read_again(form: str, tmp_path: Path) -> None:
+    if form == "gguf":
+        file = path = make_tiny_gguf(tmp_path / "big.gguf", seed=0, hidden_size=256)
+    else:
+        path = make_tiny_model(tmp_path / "big", seed=0, hidden_size=256)
+        file = path / "model.safetensors"
+    weights = open_weights(path)
+    names = weights.names()
+    before = {name: weights.tensor(name).clone() for name in names}  # type: ignore[union-attr]
+    held = weights.tensor(names[0])
+    was = bytes_in_memory(file)
+    assert was > file.stat().st_size // 2
+    del held
+    weights.release()
+    assert bytes_in_memory(file) < was // 4
+    for name, tensor in before.items():
+        assert torch.equal(weights.tensor(name), tensor)  # type: ignore[arg-type]
+    held = weights.tensor(names[0])
+    weights.release()
+    assert torch.equal(held, before[names[0]])  # type: ignore[arg-type]
 
 
 def test_a_folder_s_config_and_tensors(folder: Path) -> None:
