@@ -5,9 +5,8 @@ It is made of lengths and slots alone, and is an array of integers.
 
 from typing import NamedTuple
 
-from numba import njit
-
 from .entry import entry
+from .machine_code import helper, inlined
 from .vector import get_i32, get_i64, put_i64
 
 CHUNK = 512  # keys of a task
@@ -95,7 +94,7 @@ def plan_attention(call: PlanCall) -> None:
         put_i64(plan, HEADER + blocks * FIELDS + i, 0)
 
 
-@njit
+@helper
 def _find_shared(call: PlanCall, leaders: int, shared: int) -> None:
     """Finds each row's leader, the first row with the same first chunk, and how many whole chunks they share.
 
@@ -134,7 +133,7 @@ def _find_shared(call: PlanCall, leaders: int, shared: int) -> None:
                 break
 
 
-@njit(forceinline=True)
+@inlined
 def _num_before(call: PlanCall, row: int) -> int:
     """The keys that all queries of a row see, without the last one that the first query sees."""
     begin, end = get_i32(call.starts, row), get_i32(call.starts, row + 1)
@@ -143,7 +142,7 @@ def _num_before(call: PlanCall, row: int) -> int:
     return get_i32(call.kv_lens, row) - (end - begin)
 
 
-@njit
+@helper
 def _is_equal(a: int, b: int, first: int) -> bool:
     """Whether a chunk's slots are the same. Where they differ, the first 16 mostly do."""
     for i in range(first, first + CHUNK, 16):
@@ -155,7 +154,7 @@ def _is_equal(a: int, b: int, first: int) -> bool:
     return True
 
 
-@njit
+@helper
 def _plan_pieces(plan: int, num_blocks: int, leaders: int, shared: int, pieces: int, most_queries: int) -> int:
     """Writes the pieces, each a shared chunk with members of at most ``most_queries`` queries; returns their number."""
     count, to = 0, 0
