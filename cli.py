@@ -561,17 +561,20 @@ def _plan(args: argparse.Namespace) -> int:
         splits = best_split(shape, hardware, goal, devices=args.devices)
         print(f"{shape.describe()}, on {args.devices} x {hardware.name} ({hardware.about})")
         print(
-            "tensor  pipeline  expert  replicas  batch  first token ms  token ms  joins   MB sent  joins ms  tokens/s"
+            "tensor  pipeline  expert  sequence  replicas  batch  "
+            "first token ms  token ms  joins   MB sent  joins ms  tokens/s"
         )
-        for one in splits:
-            count, step = args.devices // one.split.num_devices, one.step
-            split = f"{one.split.tensor:>6}  {one.split.pipeline:>8}  {one.split.expert:>6}  {count:>8}  {one.batch:>5}"
+        for one in [one for one in splits if one.batch]:
+            count, step, of = args.devices // one.split.num_devices, one.step, one.split
+            split = f"{of.tensor:>6}  {of.pipeline:>8}  {of.expert:>6}  {of.sequence:>8}  {count:>8}  {one.batch:>5}"
             times = f"{one.ttft_s * 1e3:>14,.1f}  {one.tpot_s * 1e3:>8,.2f}"
             joins = f"{step.num_collectives:>5}  {step.sent_bytes / 1e6:>8,.1f}  {step.collectives * 1e3:>8,.2f}"
             print(f"{split}  {times}  {joins}  {one.tokens_per_s * count:>8,.0f}")
         if not splits[0].batch:
             print(f"no split fits: {splits[0].limit}")
             return _FAILED
+        if not splits[-1].batch:
+            print(f"{sum(not one.batch for one in splits)} other splits: not even one sequence fits")
         print(f"most tokens a second: {splits[0].split}")
         return _OK
     counts = (args.tensor_parallel, args.pipeline_parallel, args.expert_parallel)
@@ -612,45 +615,23 @@ def _plan(args: argparse.Namespace) -> int:
     return _OK
 
 
-def _train_drafter(args: argparse.Namespace) -> int:
-    from .runtime.engine import EngineCore
-    from .runtime.training import QUESTIONS, collect, train_eagle
-
-    if not args.out.absolute().parent.is_dir():  # fail before minutes of training
-        return _complain(f"--out {args.out}: there is no folder {args.out.absolute().parent}")
-    documents = []
-    for path in args.text:
-        try:
-            documents.append(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            return _complain(f"--text {path}: {error}")
-    engine = EngineCore(EngineConfig(model=args.model, device="cpu", num_slots=8192, max_seq_len=args.max_seq_len))
-    try:
-        with progress_bars("count") as progress:
-            corpus = collect(engine, QUESTIONS, documents, max_tokens=args.tokens, progress=progress)
-            report = train_eagle(engine, corpus, args.out, minutes=args.minutes, progress=progress)
-    finally:
-        engine.close()
-    print(
-        f"{report.steps} steps in {report.seconds:.0f} s on {corpus.num_tokens:,} tokens: loss {report.first_loss:.2f} "
-        f"-> {report.last_loss:.2f}; on held-out texts the head predicts {report.first:.0%} of the model's tokens, and "
-        f"{report.second:.0%} from its own features\n{args.out}: use it with --draft-model eagle:{args.out}"
-    )
-    return _OK
-
-
 def _quantize(args: argparse.Namespace) -> int:
     from .runtime.quantizing import quantize_model
     from .runtime.quantizing.comparison import compare
+    from .runtime.quantizing.questions import QUESTIONS
     from .runtime.quantizing.texts import DOCUMENT, PROMPTS
-    from .runtime.training import QUESTIONS
     from .runtime.weights.resolve import resolve_model
 
     calibration, text = _joined_texts(args.calibration), _joined_texts(args.text)
     with progress_bars("count") as progress:
         source = resolve_model(args.model, progress=progress)
         found = quantize_model(
-            source, args.out, args.scheme, calibration=calibration or "\n".join(QUESTIONS), say=progress
+            source,
+            args.out,
+            args.scheme,
+            folder_format=args.format,
+            calibration=calibration or "\n".join(QUESTIONS),
+            say=progress,
         )
     print(
         f"{found.path}: {args.scheme}, {found.num_matrices} matrices, {found.size_bytes / 1e6:,.1f} MB "
@@ -662,8 +643,8 @@ def _quantize(args: argparse.Namespace) -> int:
         print(f"{found.num_copied} matrices are the original's own: it has them in this form")
     if found.was_packed and found.num_copied < found.num_matrices:
         print("the original is itself quantized: its errors stay, and are not part of what follows")
-        if args.scheme == "int4-g32" and source.suffix == ".gguf" and args.out.suffix != ".gguf":
-            print("a GGUF file (--out FILE.gguf) keeps matrices of Q4_1 as they are")
+        if args.scheme == "int4-g32" and args.format == "compressed-tensors":
+            print("--format mlx keeps the numbers of weights that have 4 bits in groups of 32 already")
     if args.no_measure:
         return _OK
     print("\n            precision      size  tokens/s  perplexity           same token, in text and greedy")
@@ -749,7 +730,6 @@ def command_parser(only: str | None = None) -> argparse.ArgumentParser:
         "top": _add_top,
         "bench": _add_bench,
         "plan": _add_plan,
-        "train-drafter": _add_train_drafter,
         "quantize": _add_quantize,
         "grammar": _add_grammar,
         "completion": _add_completion,
@@ -1048,23 +1028,6 @@ def _add_bench(commands: Any) -> None:
     bench.set_defaults(run=_bench)
 
 
-def _add_train_drafter(commands: Any) -> None:
-    train = commands.add_parser(
-        "train-drafter",
-        help="train a head that drafts tokens for a model",
-        description="Train an EAGLE-style head on text that the model generates, and on given text, in minutes.",
-    )
-    train.add_argument("model", metavar="MODEL", help=_MODELS)
-    train.add_argument("--out", type=Path, required=True, metavar="HEAD.safetensors", help="file to write")
-    train.add_argument("--text", type=Path, nargs="*", default=[], metavar="FILE", help="more text to train on")
-    train.add_argument("--tokens", type=parse_at_least_one, default=40_000, metavar="N", help="tokens to train on")
-    train.add_argument(
-        "--minutes", type=parse_duration, default=5.0, metavar="M", help="training time, after text is generated"
-    )
-    train.add_argument("--max-seq-len", type=parse_count, default=0, metavar="N", help="limit; 0: the model's own")
-    train.set_defaults(run=_train_drafter)
-
-
 def _add_quantize(commands: Any) -> None:
     quantize = commands.add_parser(
         "quantize",
@@ -1082,6 +1045,13 @@ def _add_quantize(commands: Any) -> None:
         required=True,
         help="int8: groups of 32 (GGUF: Q8_0); int4-g32: groups of 32 (Q4_1); int4-awq: groups of inputs that are "
         "scaled by their size; fp8: rows of 8-bit floats, not in GGUF",
+    )
+    quantize.add_argument(
+        "--format",
+        choices=("compressed-tensors", "awq", "mlx"),
+        default="",
+        help="of a folder. compressed-tensors: read by vLLM and transformers (default of int8 and fp8); awq: by these "
+        "too (default of int4-awq); mlx: by mlx-lm, keeps the most of 4-bit weights (default of int4-g32)",
     )
     quantize.add_argument(
         "--calibration", type=Path, nargs="*", default=[], metavar="FILE", help="text for 4 bits (default: our own)"

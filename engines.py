@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import msgspec
 import zmq
 
+from .cluster.limits import FleetLimits
 from .cluster.prompts import first_prompt
 from .cluster.restarts import RestartPolicy
+from .cluster.roles import Role
 from .cluster.supervisor import Replica, Supervisor
 from .protocol import ops
 from .protocol.address import ClientKeys, ServerKeys
@@ -338,7 +340,9 @@ class Runtime(Connection):
     others can reach needs ``keys``, the engine's, and ``client_keys``, this process's own.
 
     With ``replicas`` (one is enough) an engine that dies, or is silent for ``engine_timeout_s``, is started again, and
-    its programs go on elsewhere: they notice a pause. Ops fail with EngineLost once every replica has failed.
+    its programs go on elsewhere: they notice a pause. Ops fail with EngineLost once every replica has failed. ``roles``
+    are those of the first replicas ("prefill", "decode", "both"), the others have "both"; ``max_rebalanced``: running
+    programs that may be on their way to a replica with less to do at once, 0 to 8 (default 4).
     """
 
     def __init__(
@@ -352,6 +356,8 @@ class Runtime(Connection):
         engine_timeout_s: float = ENGINE_TIMEOUT_S,
         engine_factory: str = "",
         replicas: int | None = None,
+        roles: Sequence[Role] = (),
+        max_rebalanced: int | None = None,
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
@@ -366,6 +372,10 @@ class Runtime(Connection):
             raise InvalidParams("keys and client_keys go together: the engine's and this client's", where="keys")
         self._process: EngineProcess | None = None
         self._supervisor: Supervisor | None = None
+        for name, value in (("roles", roles or None), ("max_rebalanced", max_rebalanced)):
+            if replicas is None and value is not None:
+                text = f"{name}={value!r}: it is of replicas, and this is one engine; give replicas too"
+                raise InvalidParams(text, where=name)
         if replicas is not None:
             if url or keys is not None:
                 text = f"replicas={replicas}: replicas have no address; leave out url, keys and client_keys"
@@ -373,6 +383,8 @@ class Runtime(Connection):
             self._supervisor = _supervise(
                 self.config,
                 replicas=replicas,
+                roles=roles,
+                limits=None if max_rebalanced is None else FleetLimits(max_rebalanced=max_rebalanced),
                 policy=RestartPolicy(step_timeout_s=engine_timeout_s),
                 start_timeout_s=start_timeout_s,
                 factory=engine_factory,
@@ -511,6 +523,9 @@ def connect(
 def _supervise(config: EngineConfig, *, replicas: int, factory: str, **options: Any) -> Supervisor:
     """The tokenizer, by which programs are placed, is read while the first engine loads."""
     if not factory and is_encoder(resolve_model(config.model)):  # it caches no prefixes, so none decides the engine
+        if roles := options["roles"]:
+            text = f"roles={roles!r}: {config.model!r} is an encoder, which generates nothing; leave it out"
+            raise InvalidParams(text, where="roles")
         config = msgspec.structs.replace(config, prefix_cache=False)
         return Supervisor(config, tokenize=lambda ops: [], replicas=replicas, **options)
     if factory or replicas == 1:  # another engine's tokens are not known here; one engine needs no placement

@@ -44,7 +44,7 @@ ENGINE_HELP = {
     "grammar_engine": "what compiles grammars; llguidance and xgrammar are extras of that name, and never jump forward",
     "speculative": "auto drafts tokens where that is faster; no answer changes",
     "max_draft": "most draft tokens of one sequence in a step",
-    "draft_model": "a smaller model that drafts too; self:N is N of the model's layers, eagle:FILE a trained head",
+    "draft_model": "a smaller model that drafts too; self:N is N of the model's layers",
     "cuda_graphs": "on a GPU, auto runs decode steps as CUDA graphs",
     "overlap": "on a GPU, auto does the host work of a step while the GPU computes the next",
     "gpu_memory_fraction": "share of a GPU's memory that the engine may take",

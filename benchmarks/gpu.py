@@ -40,7 +40,7 @@ from phloem.benchmarks import roofline
 from phloem.kernels import reference
 from phloem.kernels.backend import triton_backend, using
 
-from . import RESULTS, gpu_kernels, header
+from . import RESULTS, gpu_kernels, gpu_ranks, header
 
 ROOT = Path(phloem.__file__).parent
 TRIALS = 15
@@ -128,6 +128,13 @@ class Bench:
             ms, least = self.time(call), work.seconds(self.machine) * 1e3
             bound = work.bound(self.machine)
             self.figures.append(Figure(part, case, error, ms, least, bound, other, other_ms, note))
+        print(_line(self.figures[-1]), flush=True)
+
+    def note(self, part: str, case: str, error: float, *, limit: float) -> None:
+        """A case that is checked and not timed."""
+        if not error <= limit:
+            raise SystemExit(f"{part}, {case}: wrong by {error:.2e} of the largest result (limit {limit:g})")
+        self.figures.append(Figure(part, case, error))
         print(_line(self.figures[-1]), flush=True)
 
     def randn(self, *shape: int) -> torch.Tensor:
@@ -304,6 +311,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "prefill_attention": prefill_attention,
     "elementwise": elementwise,
     **gpu_kernels.PARTS,
+    **gpu_ranks.PARTS,
     "engine": engine,
 }
 

@@ -272,19 +272,32 @@ def product_builds(config: Config) -> Iterator[Build]:
             )
     sizes = ("num_groups", "width_out", "width_in", "scales_a_row", "divide", "x_stride", "out_stride")
     for size, shape in (("few", config.grouped_few), ("many", config.grouped_many)):
-        for name, adds, stored in (("", False, "*bf16"), (" added", True, "*bf16"), (" fp8", False, "*u8")):
+        for name, adds, stored in (
+            ("", False, "*bf16"),
+            (" added", True, "*bf16"),
+            (" fp8", False, "*u8"),
+            (" int8", False, "*i8"),
+            (" int4", False, "*u8"),
+        ):
+            kind = "" if stored == "*bf16" else name.strip()
             yield Build(
                 f"grouped product{name}, {size} rows",
                 grouped.grouped_product_kernel,
                 {
                     **dict.fromkeys(("x", "out"), "*bf16"),
                     "weight": stored,
-                    "weight_scale": "*fp32",
+                    **dict.fromkeys(("weight_scale", "weight_zero"), "*fp16" if kind.startswith("int") else "*fp32"),
                     **dict.fromkeys(("order", "block_groups", "block_firsts", "group_starts"), "*i32"),
                     "row_scale": "*fp32",
                     **dict.fromkeys(sizes, "i32"),
                 },
-                {"GROUP_LEN": 128 if stored == "*u8" else 0, "HAS_SCALE": True, "ADDS": adds, **_blocks(shape)},
+                {
+                    "KIND": kind,
+                    "GROUP_LEN": {"": 0, "fp8": 128}.get(kind, 32),
+                    "HAS_SCALE": True,
+                    "ADDS": adds,
+                    **_blocks(shape),
+                },
                 shape.num_warps,
                 shape.num_stages,
                 ("width_out", "width_in", "x_stride", "out_stride"),

@@ -38,6 +38,10 @@ SHAREGPT = Goal(215, 179)
 VLLM_BATCHES = {("llama-3.3-70b", 4): 2077.5, ("llama-3.1-8b", 1): 833.4}  # ms for all
 # https://github.com/gpustack/gpustack/blob/main/docs/performance-lab/qwen3-235b-a22b/h100.md, 16 bit, 500 prompts.
 GPUSTACK = (Goal(4000, 184), 931)
+# https://docs.nvidia.com/nim/benchmarking/llm/1.0.0/performance: NIM 1.8.0, 8-bit floats, 2 H100, 5,000 and 500 tokens:
+# sequences at once -> ms between tokens. The type of keys is not named; 16 bits are assumed.
+NIM = {1: 18.58, 5: 21.83, 25: 38.75, 50: 59.73}
+NIM_GOAL = Goal(5000, 500)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,12 @@ def _cases() -> Iterator[Case]:
         step = partial(step_ms, shape, rows=batch, context=context, devices=devices, prefill=prefill)
         setup = f"llama-3.1-70b, 8 bit, {devices} H100, vLLM 0.5.4, {batch} sequences"
         yield setup, "ms a token", published_ms, step, "h100"
+    for batch, published_ms in NIM.items():
+        isl, osl = NIM_GOAL.isl, NIM_GOAL.osl
+        sizes = {"rows": batch, "context": isl + osl / 2, "prefill": batch * isl / osl, "seen": isl / 2}
+        step = partial(step_ms, _eight_bits("llama-3.3-70b", "bfloat16"), devices=2, **sizes)
+        setup = f"llama-3.3-70b, 8 bit, 2 H100, NIM 1.8.0, {batch} at once, {isl:,} + {osl}"
+        yield setup, "ms a token", published_ms, step, "h100"
     goal, published = GPUSTACK
     whole = replace(SHAPES["qwen3-235b-a22b"], weight_bits=16)
     rate = partial(tokens_per_s, whole, goal=goal, split=DeviceSplit(8))
@@ -96,9 +106,15 @@ def _cases() -> Iterator[Case]:
 
 
 def step_ms(
-    shape: ModelShape, hardware: Hardware, *, rows: float, context: float, devices: int, prefill: float = 0.0
+    shape: ModelShape,
+    hardware: Hardware,
+    *,
+    rows: float,
+    context: float,
+    devices: int,
+    prefill: float = 0.0,
+    seen: float = SHAREGPT.isl / 2,
 ) -> float:
-    seen = SHAREGPT.isl / 2
     step = step_time(
         shape,
         hardware,

@@ -1,12 +1,15 @@
 """What it costs to write a ``Q4_1`` model in groups with whole zero points, part by part: the perplexity of a text.
 
     python -m benchmarks.requantizing [--model smollm2] [--folder DIR]
+    python -m benchmarks.requantizing --write-floats DIR [--dtype float32]
 
 A ``Q4_1`` block is ``q * scale + minimum`` with a real minimum; compressed-tensors stores ``(q - zero) * scale`` with a
 whole ``zero``. The rows change one thing each; products are in float32. ``--folder``: one of ``phloem quantize``.
+``--write-floats`` only unpacks the file into a folder of floats, as a source for ``phloem quantize``.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +18,17 @@ import torch
 from phloem import kernels
 from phloem.kernels.linear import PackedLinear
 from phloem.runtime.config import EngineConfig
+from phloem.runtime.layers.linear import as_float
 from phloem.runtime.models.names import TensorNames
 from phloem.runtime.quant import GroupTensor, QuantTensor, repack_group32
+from phloem.runtime.quantizing.folder_of_gguf import hf_config, write_tokenizer
 from phloem.runtime.quantizing.quality import TextReader, score_text
 from phloem.runtime.quantizing.rounding import round_to_fours
 from phloem.runtime.quantizing.texts import DOCUMENT
 from phloem.runtime.tokenizer import load_tokenizer
 from phloem.runtime.weights import open_weights
 from phloem.runtime.weights.resolve import resolve_model
+from safetensors.torch import save_file
 
 from . import print_header
 from .quality import linears
@@ -74,12 +80,32 @@ def changed(reader: TextReader, path: Path, change: Change) -> None:
             linear.parts = (PackedLinear(weights, precision="float32", out_dtype=linear.parts[0].out_dtype),)
 
 
+def write_floats(path: Path, folder: Path, dtype: torch.dtype) -> None:
+    """The GGUF file ``path`` as a folder of safetensors. Its weights are rounded once, to ``dtype``."""
+    file = open_weights(path)
+    folder.mkdir()
+    stored, written = (TensorNames(file.config, form).entries() for form in (file.format, "safetensors"))
+    tensors = {
+        name: as_float(file.tensor(old)).to(dtype).contiguous().clone()
+        for (*_, old), (*_, name) in zip(stored, written, strict=True)
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = hf_config(file.config, str(path)) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    write_tokenizer(path, folder)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--write-floats", type=Path, metavar="DIR")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     args = parser.parse_args(argv)
     path = resolve_model(args.model)
+    if args.write_floats is not None:
+        write_floats(path, args.write_floats, getattr(torch, args.dtype))
+        return 0
     print_header()
     if open_weights(path).config.qkv_bias:
         raise SystemExit(f"--model {args.model}: its products have biases; give a model without, such as smollm2")

@@ -181,7 +181,7 @@ class RatesFit:
     their rates: an engine that has just started would otherwise look faster or slower than one that has worked.
     """
 
-    def __init__(self, first: Rates = DEFAULT_RATES, *, trust: float = 50.0) -> None:
+    def __init__(self, first: Rates = DEFAULT_RATES, *, trust: float = 1.0) -> None:
         self.rates = first
         self._last: dict[str, np.ndarray] = {}  # report by engine
         # The prior is three observations, one for each rate, each of typical size.

@@ -646,6 +646,21 @@ class Expressions:
         return tuple(found)
 
     def matches(self, expr: int, data: bytes) -> bool:
+        return not data.translate(None, self._available_bytes) and self._matches(expr, data)
+
+    def _matches(self, expr: int, data: bytes) -> bool:
+        """``matches``, of data whose bytes are all available. Where the parts tell, nothing is derived."""
+        node = self.nodes[expr]
+        match node[0]:
+            case "not":
+                return not self._matches(node[1], data)
+            case "and":
+                return all(self._matches(part, data) for part in node[1:])
+            case "or":
+                return any(self._matches(part, data) for part in node[1:])
+            case "words":
+                at = bisect_left(node[1], data)
+                return at < len(node[1]) and node[1][at] == data
         for byte in data:
             expr = self.derive(expr, byte)
             if expr == NOTHING:

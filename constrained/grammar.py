@@ -161,9 +161,10 @@ class Matcher:
 
     def accept(self, token_id: int) -> bool:
         """Take one token; False, with ``error`` set, if the grammar refuses it."""
-        configs = self._configs
-        if self.error is None and not self._finished and len(configs) <= self._free_until:
-            known = self._machine.edge(configs[-1], token_id)
+        configs, machine = self._configs, self._machine
+        is_far = len(configs) <= self._free_until
+        if is_far and self.error is None and not self._finished:
+            known = machine.edge(configs[-1], token_id)
             if known is not None:
                 configs.append(known)
                 return True
@@ -171,30 +172,30 @@ class Matcher:
             return False
         if self._finished:
             return self._refuse(token_id, "the text has ended")
-        vocabulary = self._machine.vocabulary
+        vocabulary = machine.vocabulary
         if token_id == vocabulary.eos:
-            if not self._machine.may_end(self._configs[-1]):
+            if not machine.may_end(configs[-1]):
                 return self._refuse(token_id, "the text may not end here")
             if self.is_short and self._limit > self.num_tokens:
                 self._closed_from = min(self._closed_from, self.num_tokens)
             self._finished = True
             return True
-        if not 0 <= token_id < len(vocabulary):
+        if not 0 <= token_id < len(vocabulary.tokens):
             return self._refuse(token_id, f"the vocabulary has {len(vocabulary):,} tokens")
         try:
-            following = self._machine.advance(self._configs[-1], token_id)
+            following = (machine.derive if is_far else machine.advance)(configs[-1], token_id)
         except GrammarError as error:
             return self._refuse(token_id, str(error))
         if following < 0:
             return self._refuse(token_id, "the grammar does not allow it")
-        if self.is_short:
+        if not is_far and self.is_short:
             if not self._closing_mask()[token_id >> 5] >> (token_id & 31) & 1:
                 return self._refuse(token_id, f"no ending fits into the {self._limit} tokens after it")
             self._closed_from = min(self._closed_from, self.num_tokens)
             plan = self._plans.get(self.num_tokens)
             if plan is not None and plan[0] == token_id:
                 self._plans[self.num_tokens + 1] = plan[1:]
-        self._configs.append(following)
+        configs.append(following)
         return True
 
     # -- near the limit -----------------------------------------------------------------------------------------------

@@ -47,8 +47,7 @@ class TokenReach:
             return (expr if (first, rest) == node[1:] else ex.concat(first, rest)), owed + more
         if node[0] == "rep":
             _, inner, low, _ = node
-            run = self._run(inner)
-            if run is not None and low > run + 1:
+            if self._is_set(inner) and low > 1 and low > (run := self._run(inner)) + 1:
                 return ex.repeat(inner, run + 1, None), low - run - 1
         return self.without_far_bounds(expr, is_counted=True), 0
 
@@ -58,9 +57,11 @@ class TokenReach:
         match node[0]:
             case "rep":
                 _, inner, low, high = node
-                run = self._run(inner)
-                if run is None:
+                if not self._is_set(inner):
                     return ex.repeat(self.without_far_bounds(inner, is_counted=is_counted), low, high)
+                if low <= 1 and high is None:
+                    return expr
+                run = self._run(inner)
                 least = low if is_counted else min(low, run + 1)
                 return ex.repeat(inner, least, None if high is None or high > run else high)
             case "cat":
@@ -71,11 +72,13 @@ class TokenReach:
                 return expr if parts == list(node[1:]) else ex.union(*parts)
         return expr  # what languages have in common may differ where each of them looks the same
 
-    def _run(self, inner: int) -> int | None:
-        """How many characters of the set ``inner`` a token may spell at most; None if ``inner`` is no such set."""
+    def _is_set(self, inner: int) -> bool:
+        """Whether the expression is one character out of a set."""
+        return self.ex.nodes[inner][0] in ("set", "chars")
+
+    def _run(self, inner: int) -> int:
+        """How many characters of the set ``inner`` a token may spell at most."""
         node = self.ex.nodes[inner]
-        if node[0] not in ("set", "chars"):
-            return None
         found = self._runs.get(inner)
         if found is None:
             has = np.array([node[1] >> b & 1 for b in range(256)], bool)
@@ -113,7 +116,7 @@ class TokenReach:
         if node[0] == "cat":
             (first, owed), (rest, more) = (self._bounded_and_owed(p, most, upper) for p in node[1:])
             return ex.concat(first, rest), owed + more
-        if node[0] == "rep" and node[2] > most and self._run(node[1]) is None:
+        if node[0] == "rep" and node[2] > most and not self._is_set(node[1]):
             inner = self._bounded_by(node[1], most, upper)
             rest = ex.repeat(inner, 0, None) if upper else ex.endless
             return ex.concat(ex.repeat(inner, most, most), rest), (node[2] - most) * (ex.shortest(inner) or 0)
@@ -128,7 +131,7 @@ class TokenReach:
             match node[0]:
                 case "rep":
                     found = self.largest_count(node[1])
-                    if self._run(node[1]) is None:
+                    if not self._is_set(node[1]):
                         found = max(found, node[2], node[3] or 0)
                 case "cat" | "or":
                     found = max(self.largest_count(p) for p in node[1:]) if len(node) > 1 else 0
@@ -150,7 +153,7 @@ class TokenReach:
         if node[0] == "or":
             return ex.union(*[self._bounded_by(p, most, upper) for p in node[1:]])
         _, inner, low, high = node
-        is_set = self._run(inner) is not None
+        is_set = self._is_set(inner)
         inner = self._bounded_by(inner, most, upper)
         if is_set:
             return ex.repeat(inner, low, high)

@@ -60,6 +60,7 @@ class Vocabulary:
         self.encode = encode
         self.compiler: object = None  # the Compiler of ``compiler_of``; guarded by ``lock``
         self.lock = threading.Lock()
+        self._splits: dict[tuple[bytes, int], tuple[np.ndarray, Trie]] = {}
         self.num_words = (len(self.tokens) + 31) // 32
         self.is_text = np.ones(len(self.tokens), dtype=bool)
         self.is_text[[t for t in self.special if t < len(self.tokens)]] = False
@@ -89,6 +90,20 @@ class Vocabulary:
         """bool [V]: the tokens of text that hold a byte."""
         before = np.concatenate([[0], np.cumsum(self.token_bytes[:-1] == mark[0])])
         return (np.diff(before[self.token_offsets]) > 0) & self.is_text
+
+    def split_text(self, within: np.ndarray, most: int) -> tuple[np.ndarray, Trie]:
+        """Of the tokens of a mask, which stay within a string, those of at most ``most`` bytes, as a mask, and the trie
+        of all others that may be allowed in the string: the longer ones and those with a quote."""
+        key = within.tobytes(), most
+        found = self._splits.get(key)
+        if found is None:
+            is_within = np.unpackbits(within.view(np.uint8), bitorder="little")[: len(self)].astype(bool)
+            is_short = is_within & (np.diff(self.token_offsets) <= most)
+            bits = np.zeros(32 * self.num_words, bool)
+            bits[: len(self)] = is_short
+            others = self.build_trie(np.flatnonzero((is_within | self.having(b'"')) & ~is_short))
+            found = self._splits[key] = np.packbits(bits, bitorder="little").view(np.uint32), others
+        return found
 
     def build_trie(self, token_ids: np.ndarray) -> Trie:
         """The trie of some tokens; costs one sort of them."""

@@ -208,7 +208,7 @@ class MixExperts(Protocol):
     """A mixture of experts: ``sum over k of weights[t, k] * down[e] @ silu_mul(gate_up[e] @ x[t])``, e = ids[t, k].
 
     x [T, C], gate_up [E, 2I, C], down [E, C, I], weights float32 and ids int32 [T, top_k] -> [T, C] in x's dtype.
-    Only a backend that ``reads_packed`` takes experts packed by ``pack_experts``.
+    Only a backend that ``reads_packed`` takes packed experts, one below the other.
     """
 
     def __call__(self, x: Tensor, gate_up: Experts, down: Experts, weights: Tensor, ids: Tensor, /) -> Tensor:

@@ -76,6 +76,11 @@ class PackedLinear:
         return made
 
     @property
+    def quantized(self) -> QuantizedWeight | None:
+        """The weights, where a GPU's kernel unpacks them."""
+        return self._product.weight if isinstance(self._product, PackedProduct) else None
+
+    @property
     def packed(self) -> PackedBytes | None:
         """The weights, where the CPU's products of bytes hold them."""
         return self._product.weight if isinstance(self._product, BytesProduct) else None

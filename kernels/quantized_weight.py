@@ -3,6 +3,7 @@
 There is a scale for every ``group_len`` neighbours of a row; int4 has an offset too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,23 +33,19 @@ class QuantizedWeight:
 Experts = Tensor | QuantizedWeight  # [E, N, K]; packed [E * N, K]
 
 
+def joined_experts(experts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Experts of one kind, one after the other."""
+    first = experts[0]
+    assert all(expert.kind == first.kind and expert.group_len == first.group_len for expert in experts)
+    dtype = torch.float32 if any(expert.scale.dtype == torch.float32 for expert in experts) else first.scale.dtype
+    values, scale = torch.cat([part.values for part in experts]), torch.cat([part.scale.to(dtype) for part in experts])
+    zeros = [part.zero.to(dtype) for part in experts if part.zero is not None]
+    return QuantizedWeight(first.kind, values, scale, torch.cat(zeros) if zeros else None, first.group_len)
+
+
 def num_experts(experts: Experts, width_out: int) -> int:
     """``width_out``: N of one of them."""
     return experts.shape[0] // width_out if isinstance(experts, QuantizedWeight) else experts.shape[0]
-
-
-def pack_experts(experts: Tensor) -> Experts:
-    """[E, N, K] as 8-bit floats, one expert after the other; unchanged where K is not a multiple of a group."""
-    count, rows, width = experts.shape
-    if width % GROUP_LEN:
-        return experts
-    group_len = 32 if width % 128 else 128
-    values = torch.empty((count * rows, width), dtype=torch.uint8, device=experts.device)
-    scale = torch.empty((count * rows, width // group_len), dtype=torch.float32, device=experts.device)
-    for i, expert in enumerate(experts):
-        packed = pack_fp8(expert, group_len=group_len)
-        values[i * rows : (i + 1) * rows], scale[i * rows : (i + 1) * rows] = packed.values, packed.scale
-    return QuantizedWeight("fp8", values, scale, None, group_len)
 
 
 def unpacked_experts(experts: Experts, width_out: int) -> Tensor:

@@ -26,18 +26,18 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     0: as many as fit. ``max_step_tokens``: the token budget of one step; ``prefill_chunk``: the most of it that one
     sequence's prompt takes. ``speculative="auto"``: tokens are
     drafted where that is expected to be faster, at most ``max_draft`` per sequence and step. ``draft_model``: a smaller
-    model of the same vocabulary that drafts too; ``self:N`` is N of the model's own layers, ``eagle:FILE`` a head
-    made by ``phloem train-drafter``. ``host_cache_bytes``: host memory for KV evicted from the pool; ``disk_cache``: a
-    folder for KV that outlives the process, up to ``disk_cache_bytes``; ``shared_cache``: a bucket in its place, as
-    ``s3://BUCKET/PREFIX``, up to ``shared_cache_bytes``. ``cache_format``: the number format of all of them; ``auto``
-    is the pool's, ``int8`` and ``fp8`` take a quarter to a half of it and are not exact. ``cached_prompts="last"``
-    keeps the prefix of the sequence that ended last and no tree, to compare. ``cache_events_url``: a PUB socket that
-    publishes stored and evicted prefixes. ``eviction``: which cached prefix is evicted first. ``order``: which waiting
-    sequence runs first; among the first ``match_window`` of them, the one with
-    most cached tokens. ``tenant_weights``: each tenant's share, by default 1. On a GPU, ``cuda_graphs`` runs decode
-    steps as CUDA graphs and ``overlap`` runs a step's host work while the device computes the next step; neither
-    changes an answer. ``gpu_memory_fraction``: the engine's part of the GPU's memory; slots fill what weights and steps
-    leave. ``grammar_engine``: the compiler of grammars; the other two are extras and support fewer grammars.
+    model of the same vocabulary that drafts too; ``self:N`` is N of the model's own layers. ``host_cache_bytes``:
+    host memory for KV evicted from the pool; ``disk_cache``: a folder for KV that outlives the process, up to
+    ``disk_cache_bytes``; ``shared_cache``: a bucket in its place, as ``s3://BUCKET/PREFIX``, up to
+    ``shared_cache_bytes``. ``cache_format``: the number format of all of them; ``auto`` is the pool's, ``int8`` and
+    ``fp8`` take a quarter to a half of it and are not exact. ``cached_prompts="last"`` keeps the prefix of the
+    sequence that ended last and no tree, to compare. ``cache_events_url``: a PUB socket that publishes stored and
+    evicted prefixes. ``eviction``: which cached prefix is evicted first. ``order``: which waiting sequence runs
+    first; among the first ``match_window`` of them, the one with most cached tokens. ``tenant_weights``: each
+    tenant's share, by default 1. On a GPU, ``cuda_graphs`` runs decode steps as CUDA graphs and ``overlap`` runs a
+    step's host work while the device computes the next step; neither changes an answer. ``gpu_memory_fraction``: the
+    engine's part of the GPU's memory; slots fill what weights and steps leave. ``grammar_engine``: the compiler of
+    grammars; the other two are extras and support fewer grammars.
     ``cpu_isa``: the instruction set of the CPU kernels, ``auto`` the best one; another is for comparisons.
     ``tensor_parallel``: processes that share out every layer of the model (``docs/parallel.md``); one that takes no
     part in a step for ``rank_timeout_s`` is lost, and all of them end. ``pipeline_parallel``: processes, or groups of

@@ -11,6 +11,7 @@ from phloem.engines import make_config
 from phloem.protocol.address import ClientKeys, ServerKeys, new_key_pair
 from phloem.protocol.errors import EngineLost
 from phloem.runtime.config import EngineConfig
+from phloem.tests.runtime.encoder.tiny_encoder import make_encoder
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.wire import wait_until
 
@@ -134,7 +135,24 @@ def test_replicas_are_kept_alive_and_have_the_same_face():
     assert [replica.state for replica in runtime.fleet()] == ["stopped", "stopped"]
 
 
-def test_what_does_not_go_with_replicas_is_named(runtime):
+def test_replicas_have_roles():
+    with phloem.Runtime(
+        model="none", engine_factory=f"{STRINGS}:plain", replicas=3, roles=["prefill", "decode"], max_rebalanced=0
+    ) as runtime:
+        assert [replica.role for replica in runtime.fleet()] == ["prefill", "decode", "both"]
+
+
+def test_what_does_not_go_with_replicas_is_named(runtime, tmp_path):
+    plain = {"model": "none", "engine_factory": f"{STRINGS}:plain"}
+    with pytest.raises(phloem.InvalidParams, match="max_rebalanced=9: it must be 0 to 8"):
+        phloem.Runtime(**plain, replicas=2, max_rebalanced=9)
+    with pytest.raises(phloem.InvalidParams, match="role='prefill' needs a replica with the role 'decode'"):
+        phloem.Runtime(**plain, replicas=2, roles=["prefill"])
+    for options in ({"roles": ["prefill", "decode"]}, {"max_rebalanced": 0}):
+        with pytest.raises(phloem.InvalidParams, match="this is one engine; give replicas too"):
+            phloem.Runtime(**plain, **options)
+    with pytest.raises(phloem.InvalidParams, match="is an encoder, which generates nothing"):
+        phloem.Runtime(model=str(make_encoder(tmp_path / "encoder")), replicas=2, roles=["prefill", "decode"])
     with pytest.raises(phloem.InvalidParams, match="replicas=0: it must be 1 to 256"):
         phloem.Runtime(model="none", engine_factory=f"{STRINGS}:plain", replicas=0)
     with pytest.raises(phloem.InvalidParams, match="replicas=2: replicas have no address; leave out url"):

@@ -27,7 +27,7 @@ ROWS: list[set[str] | list[str]] = [
     {"runtime.parallel"},
     {"runtime.speculative"},
     {"runtime.encoder", "runtime.engine"},
-    ["runtime.process", "runtime.profiling", "runtime.planning", "runtime.training", "runtime.quantizing"],
+    ["runtime.process", "runtime.profiling", "runtime.planning", "runtime.quantizing"],
     {"cluster"},
     {"engines"},
     {"runtime.server"},

@@ -1,8 +1,8 @@
 """The papers' workloads, as programs and the plain way, on Phloem and on other engines.
 
     python -m benchmarks.workloads --all --save      # the table, in under an hour on two cores
-    python -m benchmarks.workloads --quick           # fewer programs of each workload
-    python -m benchmarks.workloads --quick --ablations
+    python -m benchmarks.workloads --quick           # fewer programs and the systems of the bars, in five minutes
+    python -m benchmarks.workloads --quick --ablations                                              # in eight
     python -m benchmarks.workloads mmlu react --systems program,http --repeats 3
 
 Systems: ``program`` (ours, whole programs), ``http`` (ours, the plain way), ``http-no-cache`` (the same without a
@@ -26,7 +26,7 @@ from . import ablations, page
 from .catalogue import WORKLOADS
 from .held import OUT, keep
 from .measure import BARS, as_json, count_faults, judged, measure, same_answers, table
-from .systems import HTTP, PROGRAM, SYSTEMS, Peers, System, make_system
+from .systems import COMPARED, HTTP, PROGRAM, SYSTEMS, Peers, System, make_system
 from .workload import Workload
 
 
@@ -39,7 +39,10 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help="workloads: " + ", ".join(WORKLOADS))
     parser.add_argument("--all", action="store_true", help="every workload, in full unless --quick")
     parser.add_argument("--quick", action="store_true", help="fewer programs; every workload, unless some are named")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated: " + ", ".join(SYSTEMS))
+    parser.add_argument(
+        "--systems",
+        help=f"comma-separated: {', '.join(SYSTEMS)} (default: all; with --quick {', '.join(COMPARED)})",
+    )
     parser.add_argument("--model", default="smollm2", help="an alias or a .gguf file (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=1, help="runs of each workload on each system")
     parser.add_argument("--threads", type=int, default=processor.num_cores(), help="of every engine")
@@ -51,7 +54,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--openvino-python", default=os.environ.get("OPENVINO_PYTHON", ""))
     parser.add_argument("--transformers-python", default=os.environ.get("TRANSFORMERS_PYTHON", ""))
     args = parser.parse_args(argv)
-    args.systems = [name.strip() for name in args.systems.split(",")]
+    asked = COMPARED if args.quick else SYSTEMS
+    args.systems = list(asked) if args.systems is None else [name.strip() for name in args.systems.split(",")]
     for given, known in ((args.names, WORKLOADS), (args.systems, SYSTEMS)):
         if unknown := [name for name in given if name not in known]:
             parser.error(f"{unknown[0]!r} is not one of: {', '.join(known)}")
@@ -102,7 +106,8 @@ def main(argv: list[str] | None = None) -> int:
         by_name = {system.name: system for system in systems}
         if PROGRAM in by_name and HTTP in by_name:
             for workload in workloads:
-                equal[workload.name] = same_answers(by_name[PROGRAM], by_name[HTTP], workload, workload.quick)
+                num = workload.quick if args.quick else -(-workload.count // 2)
+                equal[workload.name] = same_answers(by_name[PROGRAM], by_name[HTTP], workload, num)
     print("", *table(found, list(versions)), "", sep="\n")
     print(*(judged(found, bar) for bar in BARS), sep="\n")
     if equal:
@@ -138,6 +143,7 @@ def ablate(args: argparse.Namespace, about: dict[str, Any], begin_s: float) -> i
         threads=args.threads,
         repeats=args.repeats,
         count=counts(args),
+        tight_count=lambda workload: -(-workload.count // 2) if args.quick else workload.count,
         say=say,
     )
     print("", *ablations.table(found), "", f"{time.perf_counter() - begin_s:.0f} s in all", sep="\n")

@@ -1,7 +1,7 @@
 """What each part of the engine gains: the same programs without it, as in section 6.3 of the SGLang paper.
 
 Each ablation is one setting of ours. Orders and what the scheduler learns from programs matter where many programs
-wait and slots are short, so these run all cases of a workload with ``TIGHT`` slots, beside a run of the whole engine
+wait and slots are short, so these run more cases of a workload with ``TIGHT`` slots, beside a run of the whole engine
 with as many.
 """
 
@@ -78,13 +78,16 @@ def measure_ablations(
     threads: int,
     repeats: int,
     count: Callable[[Workload], int],
+    tight_count: Callable[[Workload], int],
     say: Callable[[str], None],
 ) -> Found:
-    """Every workload with each ablation, all its programs at once; one engine runs at a time."""
+    """Every workload with each ablation, all its programs at once; one engine runs at a time. ``tight_count``: cases
+    where slots are short.
+    """
     found: Found = {}
     for ablation in ABLATIONS:
         system = make(ablation, model, threads)
-        num = full if ablation.is_tight else count
+        num = tight_count if ablation.is_tight else count
         try:
             system.start()
             for name, row in measure([system], workloads, repeats=repeats, alone=0, count=num, say=say).items():
@@ -92,10 +95,6 @@ def measure_ablations(
         finally:
             system.stop()
     return found
-
-
-def full(workload: Workload) -> int:
-    return workload.count
 
 
 def gains(found: Found, ablation: Ablation) -> dict[str, float]:

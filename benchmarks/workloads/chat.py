@@ -62,7 +62,7 @@ SHORT = w.Workload(
     program=program,
     plain=plain,
     count=8,
-    quick=3,
+    quick=2,
     free_tokens=TURNS * 8,
 )
 LONG = w.Workload(
@@ -72,6 +72,6 @@ LONG = w.Workload(
     program=program,
     plain=plain,
     count=8,
-    quick=2,
+    quick=1,
     free_tokens=TURNS * 96,
 )

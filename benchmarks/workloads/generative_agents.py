@@ -61,7 +61,7 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     count=18,
-    quick=6,
+    quick=4,
     free_tokens=PLAN_TOKENS + MEMORY_TOKENS,
     needs_grammar=True,
 )

@@ -74,7 +74,7 @@ WORKLOAD = w.Workload(
     plain=plain,
     check=w.equals,
     count=16,
-    quick=4,
+    quick=2,
     free_tokens=0,
     needs_grammar=True,
 )

@@ -86,7 +86,7 @@ BY_REGEX = w.Workload(
     plain=plain_by_regex,
     check=check,
     count=16,
-    quick=6,
+    quick=4,
     free_tokens=0,
     needs_grammar=True,
 )
@@ -98,7 +98,7 @@ BY_SCHEMA = w.Workload(
     plain=plain_by_schema,
     check=check,
     count=16,
-    quick=6,
+    quick=4,
     free_tokens=0,
     needs_grammar=True,
 )

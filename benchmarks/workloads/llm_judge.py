@@ -54,7 +54,7 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     count=8,
-    quick=2,
+    quick=1,
     free_tokens=len(DIMENSIONS) * JUDGEMENT_TOKENS + SUMMARY_TOKENS,
     needs_grammar=True,
 )

@@ -112,7 +112,7 @@ WORKLOAD = w.Workload(
     plain=plain,
     check=w.equals,
     count=32,
-    quick=8,
+    quick=6,
     free_tokens=0,
     needs_grammar=True,
 )

@@ -62,6 +62,6 @@ WORKLOAD = w.Workload(
     plain=plain,
     check=w.contains,
     count=16,
-    quick=4,
+    quick=3,
     free_tokens=REASON_TOKENS + ANSWER_TOKENS,
 )

@@ -74,7 +74,7 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     count=8,
-    quick=2,
+    quick=1,
     free_tokens=STEPS * THOUGHT_TOKENS + ANSWER_TOKENS,
     needs_grammar=True,
 )

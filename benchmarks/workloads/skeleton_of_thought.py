@@ -52,7 +52,7 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     count=12,
-    quick=4,
+    quick=3,
     free_tokens=POINTS * POINT_TOKENS,
     needs_grammar=True,
 )

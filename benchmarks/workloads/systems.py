@@ -218,6 +218,7 @@ class Peers:
 PROGRAM, HTTP, NO_CACHE = "program", "http", "http-no-cache"
 LLAMA, OPENVINO, TRANSFORMERS = "llama.cpp", "openvino", "transformers"
 SYSTEMS = (PROGRAM, HTTP, NO_CACHE, LLAMA, OPENVINO, TRANSFORMERS)
+COMPARED = (PROGRAM, HTTP, LLAMA, OPENVINO)  # those of the bars
 
 
 def make_system(name: str, model: str, path: Path, threads: int, peers: Peers) -> System | None:

@@ -62,7 +62,7 @@ WORKLOAD = w.Workload(
     plain=plain,
     check=w.contains,
     count=8,
-    quick=2,
+    quick=1,
     free_tokens=DEPTH * WIDTH * STEP_TOKENS + ANSWER_TOKENS,
     needs_grammar=True,
 )

@@ -51,6 +51,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         model_name=options.model_name or (Path(options.model).name if os.path.exists(options.model) else options.model),
         key_file=options.key_file,
         hosts=options.hosts,
+        allow_image_hosts=options.allow_image_hosts,
         max_concurrent=options.max_concurrent,
         max_rebalanced=options.max_rebalanced,
         step_timeout_s=options.step_timeout_s,

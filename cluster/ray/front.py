@@ -12,6 +12,7 @@ from ray import serve
 from ...protocol.errors import EngineLost
 from ...runtime.server.app import create_app
 from ...runtime.server.listener import LOOPBACK_NAMES
+from ...runtime.server.remote_images import AllowedHosts
 from ...runtime.server.tenants import Keys
 from ...runtime.tokenizer import load_chat_template, load_tokenizer
 from ...runtime.weights.resolve import resolve_model
@@ -27,6 +28,7 @@ class FrontConfig(msgspec.Struct, frozen=True):
     model_name: str
     key_file: str
     hosts: list[str]
+    allow_image_hosts: list[str]
     max_concurrent: int
     max_rebalanced: int
     step_timeout_s: float
@@ -61,6 +63,7 @@ class Front:
                 max_concurrent=front.max_concurrent,
                 hosts=front.hosts or (LOOPBACK_NAMES if keys.is_open else ()),
                 supervisor=self._fleet,
+                image_hosts=AllowedHosts(front.allow_image_hosts),
             )
         except BaseException:
             self._fleet.close()

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from ...protocol.errors import InvalidParams
+from ...protocol.errors import InvalidParams, InvalidRequest
 from ...runtime.config import EngineConfig
+from ...runtime.server.remote_images import AllowedHosts
 from ..limits import FleetLimits
 from ..restarts import RestartPolicy
 from ..supervisor import share
@@ -22,7 +23,8 @@ class AppOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``engine``: fields of ``EngineConfig``, for each replica. ``autoscaling``: fields of ``ScalingSettings``; then
     ``replicas`` is the number at the start. ``fronts``: HTTP servers, each of which places its own programs.
     ``max_rebalanced``: as in ``FleetLimits``. ``key_file``: API keys, a file that is on every node; without it only
-    requests to ``hosts`` are answered, by default those to loopback. ``drain_s``: the time that programs without a
+    requests to ``hosts`` are answered, by default those to loopback. ``allow_image_hosts``: from which the fronts fetch
+    images, as in ``AllowedHosts``. ``drain_s``: the time that programs without a
     journal have to end on a replica that is stopped.
     """
 
@@ -34,6 +36,7 @@ class AppOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_name: str = ""
     key_file: str = ""
     hosts: list[str] = []
+    allow_image_hosts: list[str] = []
     max_concurrent: int = 0
     max_rebalanced: int = FleetLimits().max_rebalanced
     step_timeout_s: float = 60.0
@@ -66,6 +69,11 @@ def read_options(args: dict[str, Any]) -> AppOptions:
         if not getattr(options, name) > 0:
             raise InvalidParams(f"args.{name}={getattr(options, name)}: it must be above 0 seconds", where=name)
     FleetLimits(max_rebalanced=options.max_rebalanced)
+    try:
+        AllowedHosts(options.allow_image_hosts)
+    except InvalidRequest as error:
+        text = error.message.removeprefix("--allow-image-hosts ")
+        raise InvalidParams(f"args.allow_image_hosts: {text}", where="allow_image_hosts") from None
     RestartPolicy(step_timeout_s=options.step_timeout_s)  # refuses a wrong one
     if options.autoscaling is not None:
         settings = settings_of(options.autoscaling)

@@ -21,6 +21,8 @@ class JsonSchemas:
         self._masks = masks
         machine = self._machine = masks.machine
         self._scalars = Scalars(machine)
+        masks.prepare_text(self._scalars.free_text)
+        masks.prepare_text(self._scalars.key_text)
         NameTrie(machine, 0, ("",)).filter(1, False)  # loads its compiled functions, for no mask to wait for them
         self.styles: dict[tuple[str, ...], Schemas] = {}
 

@@ -16,7 +16,7 @@ from .schema_reader import SchemaReader
 from .values import Values
 
 OF_NO_VALUE = ("has", "names", "minp", "maxp")  # leaves that ask nothing of the values of properties
-# Keywords that make strings hard to follow; those of a format alone are known after the first schema with it.
+# Keywords that make strings hard to follow.
 COMBINED = ("pattern", "allOf", "anyOf", "oneOf", "not", "if")
 UNENFORCED = (
     "uniqueItems where an array may have to repeat an item (under not, if, contains or an overlapping branch of "
@@ -86,15 +86,20 @@ class Schemas:
     def _hard_texts(self, document: Document, key: str) -> list[int]:
         """See ``compile``."""
         found: dict[int, None] = {}
+        seen: set[tuple[int, bool]] = set()
         for place in document.places:
             is_named = len(place.schema.get("patternProperties", ())) > 1
             is_text = not place.schema.keys().isdisjoint(COMBINED) and not place.pointer.endswith("/propertyNames")
-            if not is_named and not is_text:
+            has_format = self._nodes.enforce_formats and place.schema.get("format") in FORMATS
+            if not is_named and not is_text and not has_format:
                 continue
             with self.values.machine.lock:
                 formula = self._nodes.node(document, key, place)
-                if formula > TRUE and is_text:
-                    found[self.values.hard_string(formula)] = None
+                if (formula, is_text) not in seen and formula > TRUE and (is_text or has_format):
+                    seen.add((formula, is_text))
+                    code = self.values.hard_string(formula)  # makes the states of a format, if they are new
+                    if is_text:
+                        found[code] = None
                 if formula > TRUE and is_named:
                     found[self.values.first_name(formula)] = None
         return [code for code in found if code > 0]

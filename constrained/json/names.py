@@ -8,10 +8,9 @@ from json.encoder import encode_basestring
 import numba as nb
 import numpy as np
 
-from ..machine import REFUSED, Machine
+from ..machine import Machine
 
 QUOTE = 0x22
-BLOCK = 1024  # rows of a trie that are made together
 BYTE, PARENT, FIRST, LAST, CLASS = range(5)  # the columns of ``name_nodes``
 
 
@@ -30,15 +29,16 @@ class NameTrie:
             b"".join([words[i] for i in order]), np.array([len(words[i]) for i in order], np.int64), self._sorted
         )
         self.num_nodes = len(self._nodes)
-        self._ends = np.array([machine.end_state(cls + 1) for cls in range(len(names))], np.int32)
+        self._ends = machine.end_states(len(names))
         self._edges: dict[int, list[tuple[int, int]]] = {}  # (byte, child) of each node, for rows made one by one
         self._beside: list[int] = []  # the state inside the other names at each node, for these rows
         if is_plain or not other:
-            self.start = machine.num_states
-            fill = None if self.num_nodes <= BLOCK else self._fill_block
-            machine.add_states(self.num_nodes, fill, inside_string=other or -1)
-            if fill is None:
-                self._write_rows(0)
+            self.start = machine.add_sparse_states(
+                self.num_nodes,
+                lambda first: trie_moves(self._nodes, first, self._ends),
+                other,
+                inside_string=other,
+            )
         else:
             self._beside = [other]
             for child, (byte, parent) in enumerate(self._nodes[1:, :FIRST].tolist(), 1):
@@ -51,16 +51,6 @@ class NameTrie:
                 if beside == other:
                     machine.inside_string[self.start + n] = other
         self._filters: dict[int, int] = {}
-
-    def _write_rows(self, first: int) -> np.ndarray:
-        """Make the rows of node ``first`` and of the nodes that follow it in its block. The first of them."""
-        machine = self.machine
-        rows = machine.raw_rows(self.start + first, min(BLOCK, self.num_nodes - first))
-        write_rows(rows, first, self.start, machine.row(self._other), self._nodes, self._ends, machine.missing)
-        return rows[0]
-
-    def _fill_block(self, row: np.ndarray, state: int) -> None:
-        row[:] = self._write_rows(state - self.start)
 
     def _fill(self, row: np.ndarray, state: int) -> None:
         n = state - self.start
@@ -135,20 +125,28 @@ def name_nodes(data, lengths, order):
 
 
 @nb.njit(cache=True)
-def write_rows(rows, first, start, other, nodes, ends, missing):
-    """The rows of the nodes from ``first`` on, whose states are ``start`` and on: as the row ``other``, but for the
-    bytes that lead to their children, and the quote of a name that ends there, which leads to ``ends[cls - 1]``."""
-    for n in range(len(rows)):
-        rows[n] = other
-        if nodes[first + n, CLASS]:
-            rows[n, QUOTE] = ends[nodes[first + n, CLASS] - 1]
-    for n in range(first + 1, len(nodes)):
-        parent = nodes[n, PARENT]
-        if first <= parent < first + len(rows):
-            rows[parent - first, nodes[n, BYTE]] = start + n
-    for byte in range(256):
-        if missing[byte]:
-            rows[:, byte] = REFUSED
+def trie_moves(nodes, start, ends):
+    """What ``Machine.add_sparse_states`` takes of the nodes, whose states are ``start`` and on: a node's moves lead to
+    its children, and with the quote of a name that ends there to ``ends[cls - 1]``."""
+    begins = np.zeros(len(nodes) + 1, np.int32)
+    for n in range(len(nodes)):
+        begins[n + 1] += nodes[n, CLASS] > 0
+        if n > 0:
+            begins[nodes[n, PARENT] + 1] += 1
+    for n in range(len(nodes)):
+        begins[n + 1] += begins[n]
+    free = begins.copy()
+    moves = np.zeros((begins[len(nodes)], 3), np.int32)
+    for n in range(len(nodes)):
+        if nodes[n, CLASS] > 0:
+            at = free[n]
+            moves[at, 0], moves[at, 1], moves[at, 2] = QUOTE, QUOTE + 1, ends[nodes[n, CLASS] - 1]
+            free[n] += 1
+        if n > 0:
+            at = free[nodes[n, PARENT]]
+            moves[at, 0], moves[at, 1], moves[at, 2] = nodes[n, BYTE], nodes[n, BYTE] + 1, start + n
+            free[nodes[n, PARENT]] += 1
+    return begins, moves
 
 
 @nb.njit(cache=True)

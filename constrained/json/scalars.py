@@ -6,6 +6,7 @@ for each of them that the value is in.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -15,14 +16,17 @@ from ..code_points import ANY, Ranges, intersection
 from ..expressions import NO_TEXT, NOTHING, Expressions
 from ..machine import DEAD_STATE, MAX_NEED, SHORT_TOKEN, UNBOUNDED, Fill, Machine, Recent
 from ..prefixes import contains_all_texts_of
-from .names import name_nodes, write_rows
+from .names import name_nodes, trie_moves
+from .text_automaton import Condition, TextParts, Unsuitable, leading_on, moves_between, reached
 
 QUOTE, BACKSLASH, SLASH = 0x22, 0x5C, 0x2F
 SHORT_ESCAPES = {0x22: 0x22, 0x5C: 0x5C, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
 SHORT_CODES = frozenset(SHORT_ESCAPES.values())
 ESCAPED: Ranges = ((0, 0x1F), (QUOTE, QUOTE), (BACKSLASH, BACKSLASH))  # characters that cannot stand for themselves
 HEX = {ord(c): c.lower() for c in "0123456789abcdefABCDEF"}
-MAX_LISTED_BYTES = 2_000  # of words whose states are made at once
+MAX_LISTED_BYTES = 1 << 16  # of words whose states are made together
+PLAIN_BYTES = bytes(b for b in range(0x20, 0x100) if b not in b'"\\')  # of characters that need no escape
+MOST_COUNTED_WHOLE = 8  # with larger counts, masks are made from those of smaller ones
 LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
 _CharMoves = tuple[tuple[int, int, int], ...]  # (first, last, to): characters lead to an expression
 _last = itemgetter(1)
@@ -56,9 +60,12 @@ class Scalars:
         self._by_char: dict[int, _CharMoves] = {}
         self._by_rest: dict[tuple[int, int], _CharMoves] = {}  # of expressions within a character
         self._by_control: Recent[tuple[int, ...], list[tuple[int, ...]]] = Recent(64)
+        self._counted: dict[int, tuple[int, int, int | None] | None] = {}  # ``Expressions.counted``
+        self._wholes: dict[tuple[tuple[int, ...], Spelling], int] = {}
         text = (self.ex.text,)
         self.free_text = self._string(text, Spelling(free=True))
         self.key_text = self._string(text, Spelling(free=False))
+        self._whole((self.ex.bytes_in(1 << ord("a")),), Spelling(free=False))  # loads compiled functions
 
     # -- strings --------------------------------------------------------------------------------------------------
 
@@ -71,7 +78,8 @@ class Scalars:
         places = tuple([asked.index(o) if a is None else a for o, a in zip(observers, answers, strict=True)])
         free = self.ex.words_of(must) is None
         if not asked:
-            counted = self.ex.counted(must)
+            counted = self._counted[must] if must in self._counted else self.ex.counted(must)
+            self._counted[must] = counted
             if counted is not None and (counted[2] is None or counted[2] <= MAX_NEED):
                 must, low, high = counted
                 if low or high is not None:
@@ -120,26 +128,142 @@ class Scalars:
         return self._begin((must, names, *patterns), spelling)
 
     def _begin(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
-        """The state after the opening quote. Of a short list of words, the rows of all states are made at once."""
+        """The state after the opening quote. The states of a list of words that are spelled as they are are a trie."""
         words = self.ex.words_of(exprs[0]) or ()
         whole = b"".join(words)
-        is_plain = 0 < len(whole) <= MAX_LISTED_BYTES and whole.isascii() and whole.decode().isprintable()
-        if not is_plain or QUOTE in whole or BACKSLASH in whole:
-            return self._string(exprs, spelling)
+        if not 0 < len(whole) <= MAX_LISTED_BYTES or whole.translate(None, PLAIN_BYTES):
+            return self._whole(exprs, spelling) or self._string(exprs, spelling)
         machine = self.machine
 
         def fill(row: np.ndarray) -> None:
-            ends = np.array([self._end_of(word, exprs, spelling, tags) for word in words], np.int32)
+            if machine.num_states + len(whole) > machine.hard_limit * 3 // 4:
+                self._fill_string(row, exprs, spelling)
+                return
+            if len(exprs) == 1:
+                ends = np.full(len(words), machine.end_state(0), np.int32)
+            else:
+                ends = np.array([self._end_of(word, exprs, spelling, tags) for word in words], np.int32)
             lengths = np.array([len(word) for word in words], np.int64)
             nodes = name_nodes(whole, lengths, np.arange(len(words), dtype=np.int32))
-            start = machine.num_states
-            machine.add_states(len(nodes), None)
-            rows = machine.raw_rows(start, len(nodes))
-            write_rows(rows, 0, start, machine.row(DEAD_STATE), nodes, ends, machine.missing)
-            row[:] = rows[0]
+            start = machine.add_sparse_states(len(nodes), lambda first: trie_moves(nodes, first, ends), DEAD_STATE)
+            row[:] = machine.row(start)
 
         tags = self._tags(exprs[1]) if spelling.tagged >= 0 else {}
         return machine.state(("words", exprs, spelling), lambda: machine.add_state(fill))
+
+    def _whole(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
+        """The state after the opening quote, whose states are an automaton that compiled code makes as a whole; 0 where
+        ``_string`` makes them one by one, because there are too many or they share masks."""
+        found = self._wholes.get((exprs, spelling))
+        if found is None:
+            found = 0
+            is_small = max(map(self._reach.largest_count, exprs)) <= MOST_COUNTED_WHOLE
+            is_small = is_small and all(self._reach.without_far_bounds(e) == e for e in exprs)
+            if is_small and self.ex.words_of(exprs[0]) is None and not (spelling.free and self._any_next(exprs)):
+                with suppress(Unsuitable):
+                    found = self._make_whole(exprs, spelling)
+            self._wholes[exprs, spelling] = found
+        return found
+
+    def _make_whole(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
+        ex, machine, tagged = self.ex, self.machine, spelling.tagged
+        parts = TextParts(ex)
+        must = parts.add(exprs[0])
+        if spelling.free and not isinstance(must, int):
+            raise Unsuitable
+        names = parts.add_tagged(self._tags(exprs[1])) if tagged >= 0 else -1
+        watched = [parts.add(e) for e in exprs[1 if tagged < 0 else 2 :]]
+        after, sets, has, tags = parts.automaton(_positive(must))
+        is_end = evaluated(must, has)
+        is_alive = leading_on(after, is_end.astype(np.uint8))
+        if not is_alive[0] or machine.num_states + len(after) > machine.hard_limit * 3 // 4:
+            raise Unsuitable
+
+        is_text = np.array([_has_any(sets, [whole] if whole >= 0 else []) for whole in parts.whole])
+        is_exit = np.zeros(len(sets), bool)  # where every text may follow: these states are those of other strings too
+        if isinstance(must, int) and spelling.free:
+            wide = [i for i in range(*parts.spans[must]) if (contains_all_texts_of(ex, parts.exprs[i]) or 0) >= 1]
+            is_exit = _has_any(sets, wide)
+        elif tagged >= 0 and all(isinstance(w, int) for w in watched):
+            is_empty = np.array([~_has_any(sets, list(range(*span))) for span in parts.spans])
+            is_exit = evaluated(must, is_text, is_empty) & is_empty[names]
+            for observer in watched:
+                is_exit &= is_text[observer] | is_empty[observer]
+        if is_exit[0]:
+            raise Unsuitable
+        is_met = reached(after, is_alive, is_exit).astype(bool)
+        codes = np.zeros(len(sets), np.int32)
+        for s in np.flatnonzero(is_met & is_exit).tolist():
+            rests = [_rest(ex, parts, condition, sets[s]) for condition in (must, *watched)]
+            codes[s] = self._string((rests[0], *([NOTHING] if tagged >= 0 else []), *rests[1:]), spelling)
+
+        bits = np.zeros(len(sets), np.int64)
+        for i, observer in enumerate(watched):
+            bits |= evaluated(observer, has).astype(np.int64) << i
+        if tagged >= 0:
+            bits = np.where(tags >= 0, tags + 1, np.where(bits > 0, bits + tagged, 0))
+        quotes = np.zeros(len(sets), np.int32)
+        for result in np.unique(bits[is_end]).tolist():
+            quotes[is_end & (bits == result)] = machine.end_state(machine.result(result))
+        numbers = np.flatnonzero(is_met & ~is_exit).astype(np.int32)
+        is_all = np.zeros(len(numbers), bool)
+        if (contains_all_texts_of(ex, exprs[0]) or 0) >= SHORT_TOKEN and not spelling.free:
+            is_all = np.any([is_text[language][numbers] for language in _positive(must)], axis=0)
+        return self._add_whole(np.where(is_met[after], after, -1), numbers, codes, quotes, is_all)
+
+    def _add_whole(
+        self, after: np.ndarray, numbers: np.ndarray, codes: np.ndarray, quotes: np.ndarray, is_all: np.ndarray
+    ) -> int:
+        """The first of the new states that stand for ``numbers`` of an automaton's states.
+
+        ``after``: see ``Automaton``; -1 where nothing may follow. ``codes``: the row codes of its other states.
+        ``quotes``: those after a quote. ``is_all``: whether any text may follow.
+        """
+        machine = self.machine
+        backslashes = np.zeros(len(after), np.int32)
+        after_escapes = np.ascontiguousarray(after[:, [*range(0x20), QUOTE, BACKSLASH]])
+        made: dict[bytes, int] = {}
+        for s in numbers[(after_escapes[numbers] >= 0).any(axis=1)].tolist():
+            key = after_escapes[s].tobytes()
+            code = made.get(key)
+            if code is None:
+                code = made[key] = self._escaped_in(after_escapes[s], codes)
+            backslashes[s] = code
+
+        def moves_of(first: int) -> tuple[np.ndarray, np.ndarray]:
+            codes[numbers] = np.arange(first, first + len(numbers))
+            return moves_between(after, numbers, codes, quotes, backslashes)
+
+        first = machine.add_sparse_states(len(numbers), moves_of, DEAD_STATE)
+        machine.recurring.update(range(first, first + len(numbers)))
+        machine.inside_string[first : first + len(numbers)] = np.where(is_all, self.key_text, 0)
+        return first
+
+    def _escaped_in(self, after: np.ndarray, codes: np.ndarray) -> int:
+        """The state after a backslash. ``codes[after[i]]`` is that after character i: the 32 control characters, the
+        quote and the backslash."""
+
+        def to(at: int) -> int:
+            return int(codes[after[at]]) if after[at] >= 0 else 0
+
+        def fill(row: np.ndarray) -> None:
+            for byte, char in SHORT_ESCAPES.items():
+                row[byte] = to(char if char < 0x20 else 0x20 if char == QUOTE else 0x21)
+            longer = {b"%04x" % c: to(c) for c in range(0x20) if c not in SHORT_CODES and to(c)}
+            row[ord("u")] = self._one_of_digits(longer, detour=True) if longer else 0
+
+        return self.machine.add_state(fill, detour=True)
+
+    def _one_of_digits(self, words: dict[bytes, int], *, detour: bool = False) -> int:
+        """The state before one of some words of equal length, each with the state after it."""
+        if b"" in words:
+            return words[b""]
+
+        def fill(row: np.ndarray) -> None:
+            for byte in {word[0] for word in words}:
+                row[byte] = self._one_of_digits({word[1:]: to for word, to in words.items() if word[0] == byte})
+
+        return self.machine.add_state(fill, detour=detour)
 
     def _tags(self, names: int) -> dict[bytes, int]:
         """The tags of the words that ``one_of_tagged`` was given."""
@@ -167,7 +291,7 @@ class Scalars:
             if not spelling.counted and self.ex.words_of(exprs[0]) is not None:
                 return machine.add_state(lambda row: self._fill_string(row, exprs, spelling))
             fits = contains_all_texts_of(self.ex, exprs[0])
-            base = -1
+            base = 0
             if fits is not None and fits >= SHORT_TOKEN and not spelling.counted:
                 plain = exprs == (self.ex.text,)
                 base = machine.num_states if plain else (self.free_text if spelling.free else self.key_text)
@@ -487,3 +611,36 @@ def _tag_here(ex: Expressions, tagged: int) -> int:
         if tail[-1:] == b'"' and tail[:-1].isdigit():
             return int(tail[:-1])
     return -1
+
+
+def _positive(condition: Condition) -> list[int]:
+    """The languages that a string is in if it meets the condition."""
+    if isinstance(condition, int):
+        return [condition]
+    return [language for part in condition[1] for language in _positive(part)] if condition[0] == "and" else []
+
+
+def evaluated(condition: Condition, has: np.ndarray, negated: np.ndarray | None = None) -> np.ndarray:
+    """bool [S]: where the condition is met, given for each language whether a string is in it, [languages, S]; or, with
+    ``negated``, what makes a negated one true."""
+    if isinstance(condition, int):
+        return has[condition].astype(bool)
+    if condition[0] == "and":
+        return np.bitwise_and.reduce([evaluated(part, has, negated) for part in condition[1]])
+    return ~evaluated(condition[1], has) if negated is None else evaluated(condition[1], negated)
+
+
+def _rest(ex: Expressions, parts: TextParts, condition: Condition, here: np.ndarray) -> int:
+    """The expression of what may follow, where the parts ``here`` may go on."""
+    if isinstance(condition, int):
+        return parts.rest(condition, here)
+    if condition[0] == "and":
+        return ex.intersect(*[_rest(ex, parts, part, here) for part in condition[1]])
+    return ex.complement(_rest(ex, parts, condition[1], here))
+
+
+def _has_any(sets: np.ndarray, numbers: list[int]) -> np.ndarray:
+    """bool [S]: whether each set has one of the parts."""
+    mask = np.zeros(sets.shape[1] * 64, np.uint8)
+    mask[numbers] = 1
+    return np.bitwise_or.reduce(sets & np.packbits(mask, bitorder="little").view(np.uint64), axis=1) > 0

@@ -15,6 +15,7 @@ Some choices keep a search small. They make some endings longer than the shortes
 """
 
 import heapq
+import re
 from typing import NamedTuple
 
 import numba as nb
@@ -25,6 +26,7 @@ from . import walk
 from .machine import MASK_WORK
 from .masks import Masks
 from .recent import Recent
+from .repeats import STEP_FUEL
 from .walk import PUSH
 
 MAX_BYTES = 1 << 14  # of an ending
@@ -37,6 +39,7 @@ NOT_ALLOWED = 1 << 30
 COSTS_KEPT = 64  # configurations whose costs are kept for each token
 
 _ITEM_ENDS = frozenset(b",]")
+_ITEM_BEGINS = re.compile(rb"[\[,]")
 ACCEPTED = -1  # the result where the whole text may end
 # A node of a search: bytes, of a counted string also those to come at least, the word so far, the kind, and by kind
 #   _AT: state, aux, the frame of the name under way (0: none)      _ENDED: result, 0, 0
@@ -288,20 +291,43 @@ class Endings:
         """The ending, chosen anew from the first item on that begins in it: which items may follow depends on those
         before it."""
         machine, word = self._machine, ending.word
-        at = config
-        for i in range(len(word)):
-            at = machine.advance_bytes(at, word[i : i + 1])
+        at, begin = config, 0
+        for found in _ITEM_BEGINS.finditer(word):
+            at = self._read_on(self._read_on(at, word[begin : found.start()]), found.group())
             if at < 0:
                 return self._apart(config)
+            begin = found.end()
             _, _, stack, reading = machine.configs[at]
-            if word[i] in b"[," and machine.items.begins_item(reading, stack, machine.stack_depths):
+            if machine.items.begins_item(reading, stack, machine.stack_depths):
+                spent = machine.fuel.spent
+                is_stuck = machine.is_stuck(at)
+                self._count_steps((machine.fuel.spent - spent) // STEP_FUEL)
+                if is_stuck:
+                    return self._apart(config)
                 rest = self._find(at)
-                return None if rest is None else self._joined(word[: i + 1], rest)
+                return None if rest is None else self._joined(word[:begin], rest)
+        at = self._read_on(at, word[begin:])
+        if at < 0:
+            return self._apart(config)
         return ending if machine.may_end(at) else None
+
+    def _read_on(self, config: int, data: bytes) -> int:
+        """The configuration after ``data``; -1 where it is refused, or the one before it was."""
+        if config < 0 or not data:
+            return config
+        self._count_steps(1)
+        return self._machine.read_on(config, data)
+
+    def _count_steps(self, count: int) -> None:
+        self.num_steps += count
+        if self.num_steps > self._last_step:
+            raise GrammarTooComplex(f"no ending of the text was found in {MAX_STEPS:,} steps")
 
     def _apart(self, config: int) -> ShortEnding | None:
         """An ending whose next item differs from those before it, where the shortest one repeats an item."""
+        spent = self._machine.fuel.spent
         way = self._masks.way_apart(config)
+        self._count_steps((self._machine.fuel.spent - spent) // STEP_FUEL)
         at = self._machine.advance_bytes(config, way) if way else -1
         rest = self._find(at) if at >= 0 else None
         return None if rest is None else self._joined(way, rest)
@@ -406,9 +432,7 @@ class Endings:
                 continue
             if leaves and len(seen) > MAX_STEPS_FOR_FEW:
                 break
-            self.num_steps += 1
-            if self.num_steps > self._last_step:
-                raise GrammarTooComplex(f"no ending of the text was found in {MAX_STEPS:,} steps")
+            self._count_steps(1)
             if a in machine.accepting:
                 heapq.heappush(queue, (length, word, _ENDED, ACCEPTED, 0, 0))
             if not c and machine.result_of(a) >= 0:

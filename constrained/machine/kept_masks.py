@@ -7,6 +7,7 @@ import numpy as np
 
 from . import walk
 from .machine import Machine
+from .untouched import untouched
 
 
 class KeptMasks:
@@ -22,7 +23,7 @@ class KeptMasks:
         """Begin again in new memory."""
         machine, num_words = self._machine, self._machine.vocabulary.num_words
         num_slots = 4 << (self.capacity - 1).bit_length()
-        self._kept = np.zeros((self.capacity, num_words), np.uint32)  # pages that are never touched cost no memory
+        self._kept = untouched((self.capacity, num_words), np.uint32)
         self._readable = self._kept.view()
         self._readable.flags.writeable = False
         machine.set_array(walk.KEPT, self._kept)

@@ -30,6 +30,7 @@ from ..vocabulary import Vocabulary
 from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
 from .parser_sets import LazyState
+from .untouched import untouched
 from .walk import DEAD_STATE, PUSH
 from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
 
@@ -38,7 +39,8 @@ Returns = Callable[[int], int]
 StandIns = Callable[[], Iterator[tuple[int, int, int]]]
 
 MASK_WORK = 100_000  # fuel for one mask: 0.1 to 0.2 s, during which other texts wait
-MAX_CONFIGS = 1_000_000
+MAX_CONFIGS = 1 << 20
+STACK_ROOM = 1 << 16  # for stacks that a compiled walk pushes
 MAX_EDGES = 16_384  # that are remembered of each ``1 << SHARD_BITS`` configurations
 SHARD_BITS = 12
 
@@ -69,7 +71,7 @@ class Machine:
         self.reach = TokenReach(self.expressions, vocabulary)
         self.max_states = max_states
         self.hard_limit = 4 * max_states
-        self.num_states = 0
+        self.num_states = self.num_sparse_states = 0
         self._fills: list[Fill | _NumberedFill | None] = []
         self.lazy: dict[int, LazyState] = {}
         self._states: dict[Hashable, int] = {}
@@ -79,13 +81,16 @@ class Machine:
         self._filters: dict[bytes, int] = {}
         self._num_filter_bytes = 0
         self.accepting: set[int] = set()
+        self._end_states = np.zeros(0, np.int32)
 
         self.control = np.zeros(walk.CONTROL_SIZE, dtype=np.int64)
+        self._control = self.control.data
         self.arrays: dict[int, np.ndarray] = {}
         self._results: dict[int, int] = {}
         self._result_bits: list[int] = []
         self.missing = np.array([not b for b in vocabulary.has_byte])  # bytes that are no token by themselves
         self._any_missing = bool(self.missing.any())
+        self.set_array(walk.MISSING, self.missing.view(np.uint8))
         # These have room for the hard limit from the start: pages that are never touched cost no memory.
         for slot, dtype in (
             (walk.ENDS, np.int32),  # result + 1, 0 for none
@@ -98,21 +103,24 @@ class Machine:
             (walk.LAZY, np.uint8),
             (walk.LOOPS, np.uint8),
             (walk.ACCEPTING, np.uint8),
+            (walk.SPARSE_OF, np.int32),
         ):
             self.set_array(slot, np.zeros(self.hard_limit, dtype))
-        self.set_array(walk.DELTA, np.zeros((self.hard_limit, 256), np.int32))
+        self.set_array(walk.DELTA, untouched((self.hard_limit, 256), np.int32))
         self.set_array(walk.ACT_FRAME, np.zeros(256, np.int32))
         self.set_array(walk.ACT_STATE, np.zeros(256, np.int32))
         self.set_array(walk.FRAME_FILTER, np.full(256, -1, np.int64))
         self.set_array(walk.FRAME_LOW, np.zeros(256, np.int64))
         self.set_array(walk.FRAME_HIGH, np.zeros(256, np.int64))
         self.set_array(walk.FILTERS, np.zeros(4096, np.uint8))
+        self.set_array(walk.SPARSE, np.zeros((64, 4), np.int64))
+        self._sparse: list[tuple[np.ndarray, np.ndarray]] = []  # whose addresses are in SPARSE
         for size in (2, 1 << 16):  # grown once here, so that its compiled function is loaded, which takes milliseconds
             self._resize_hash(size)
         self._afters: dict[int, int] = {}  # the same entries as the hash table, for Python
         self.set_array(walk.SPACE_DELTA, space_automaton())
         self.set_array(walk.SPACE_CLASS, space_classes())
-        self.inside_string: dict[int, int] = {}
+        self.inside_string = np.zeros(self.hard_limit, np.int32)  # by state; see ``add_state``
         self.recurring: set[int] = set()
         self.counted_states: set[int] = set()
         self.twins: dict[int, Callable[[], int]] = {}
@@ -132,19 +140,17 @@ class Machine:
         for slot in (walk.STATE_AT, walk.AUX_AT, walk.STACK_AT):
             self.set_array(slot, np.zeros(depth, np.int64))
 
-        self._stack_room = 1 << 16
-        for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
-            self.set_array(slot, np.zeros(2 * self._stack_room, np.int32))
-        self.control[walk.STACK_LIMIT] = 2 * self._stack_room - 1
-
-        # A stack is a (frame, parent stack) pair; 0 is the empty one. Python reads single entries faster from these
-        # lists than from the arrays, which hold the same.
+        # A stack is a (frame, parent stack) pair; 0 is the empty one. Python reads single entries of stacks and
+        # configurations faster from these lists than from the arrays, which hold the same.
         self.stack_frames = [0]
         self.stack_parents = [0]
         self.stack_depths = [0]
-        self._stacks: dict[tuple[int, int], int] = {}
-        self._configs: dict[tuple[int, int, int, int], int] = {}
         self.configs: list[tuple[int, int, int, int]] = []
+        for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
+            self.set_array(slot, untouched((2 * STACK_ROOM,), np.int32))
+        self.set_array(walk.CONFIGS, untouched((MAX_CONFIGS, 4), np.int64))
+        self.control[walk.NUM_STACKS] = 1
+        self._make_tables(1 << 18, 1 << 21)
         # A dictionary for each 4,096 configurations: one for all would stop everybody when it grows, which copies it.
         self._edges: list[dict[tuple[int, int], int]] = []
         self._failed_edges: dict[tuple[int, int], GrammarError] = {}  # that took too much work
@@ -156,7 +162,11 @@ class Machine:
         # Compiled functions are loaded here, so that no mask and no token waits for them.
         self.after(0, 0)
         self._follow(DEAD_STATE, 0, 0, -1, b"")
+        self.row(
+            self.add_sparse_states(1, lambda first: (np.zeros(2, np.int32), np.zeros((0, 3), np.int32)), DEAD_STATE)
+        )
         walk.step_token(self.control, 0, 0, DEAD_STATE, 0, 0, 1)
+        walk.advance(self.control, self.config(DEAD_STATE, 0, 0), 0)
         walk.set_row(np.zeros(256, np.int32), np.zeros(256, np.int32), self.missing)
 
     def set_array(self, slot: int, array: np.ndarray) -> None:
@@ -183,7 +193,7 @@ class Machine:
         left: int = 0,
         padding: int = 0,
         accepting: bool = False,
-        inside_string: int = -1,
+        inside_string: int = 0,
         loops: bool = False,
         recurs: bool = False,
         detour: bool = False,
@@ -197,7 +207,8 @@ class Machine:
         ``left``: how many characters of a counted string have to follow, one that has begun included.
         ``padding``: by how many characters the bound is smaller for a counted string that ends here.
         ``accepting``: the text may end here.
-        ``inside_string``: a state that allows the same tokens within a string; the state itself if it is the first.
+        ``inside_string``: a state that allows the same tokens within a string; the state itself if it is the first;
+        0 for none.
         ``loops``: every character of a string that needs no escape leads back to this state.
         ``recurs``: it is met above many stacks, or allows many tokens: what it allows by itself is walked once.
         ``detour``: ``Endings`` tries it only where no other state is left.
@@ -231,29 +242,49 @@ class Machine:
             self.detours.add(state)
         if loops:
             arrays[walk.LOOPS][state] = 1
-        if inside_string >= 0:
+        if inside_string:
             self.inside_string[state] = inside_string
         if recurs:
             self.recurring.add(state)
         return state
 
-    def add_states(
-        self, count: int, fill: Callable[[np.ndarray, int], None] | None, *, inside_string: int = -1
-    ) -> None:
-        """``count`` new states with local numbers from 1 on; ``fill(row, state)`` writes the row of each. Without it
-        the caller writes all of them at once, into ``raw_rows``."""
+    def add_states(self, count: int, fill: Callable[[np.ndarray, int], None] | None, *, inside_string: int = 0) -> None:
+        """``count`` new states with local numbers from 1 on; ``fill(row, state)`` writes the row of each."""
         first = self.num_states
         if first + count > self.hard_limit:
             raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
         self.num_states += count
         self._fills += [None if fill is None else _NumberedFill(fill)] * count
         self.arrays[walk.LOCAL][first : first + count] = np.arange(1, count + 1)
-        if inside_string >= 0:
-            self.inside_string.update(dict.fromkeys(range(first, first + count), inside_string))
+        if inside_string:
+            self.inside_string[first : first + count] = inside_string
 
-    def raw_rows(self, first: int, count: int) -> np.ndarray:
-        """int32 [count, 256], writable: the rows of states from ``first`` on. ``REFUSED`` where there is no code."""
-        return self.arrays[walk.DELTA][first : first + count]
+    def add_sparse_states(
+        self,
+        count: int,
+        moves_of: Callable[[int], tuple[np.ndarray, np.ndarray]],
+        base: int,
+        *,
+        inside_string: int = 0,
+    ) -> int:
+        """``count`` new states with local numbers from 1 on, whose rows compiled code makes when a text gets there. The
+        first of them.
+
+        The row of state n is that of the state ``base``, but for ``moves[begins[n]:begins[n + 1]]``: (low, high, code)
+        of bytes in [low, high). ``moves_of(first)`` gives ``begins`` (int32 [count + 1]) and ``moves`` (int32 [m, 3]).
+        The states cost little memory until then, and do not count towards ``max_states``.
+        """
+        self.row(base)
+        first = self.num_states
+        begins, moves = moves_of(first)
+        self.add_states(count, None, inside_string=inside_string)
+        self.num_sparse_states += count
+        number = len(self._sparse) + 1
+        self._sparse.append((begins, moves))
+        self._grow(walk.SPARSE, number)
+        self.arrays[walk.SPARSE][number - 1] = first, base, begins.ctypes.data, moves.ctypes.data
+        self.arrays[walk.SPARSE_OF][first : first + count] = number
+        return first
 
     def set_twin(self, state: int, twin: Callable[[], int], *, owed: int = 0) -> None:
         """Make masks of ``state`` from ``twin()``, a state that allows the same tokens and whose masks are shared.
@@ -364,7 +395,9 @@ class Machine:
         row = self.arrays[walk.DELTA][state]
         if row[0] in (walk.UNKNOWN, walk.ASKED):
             fill = self._fills[state]
-            assert fill is not None
+            if fill is None:
+                walk.fill_sparse(self.control, state)
+                return row
             fresh = np.zeros(256, np.int32)
             if isinstance(fill, _NumberedFill):
                 fill.write(fresh, state)
@@ -468,6 +501,13 @@ class Machine:
         """The state in which a value has just ended."""
         return self.state(("end", result), lambda: self.add_state(None, ends=result, final=True))
 
+    def end_states(self, count: int) -> np.ndarray:
+        """int32 [count]: the states in which a value has just ended with the results 1, 2, ..."""
+        if count > len(self._end_states):
+            found = [self.end_state(result) for result in range(1, 2 * count + 1)]
+            self._end_states = np.array(found, np.int32)
+        return self._end_states[:count]
+
     def result_of(self, state: int) -> int:
         """The result with which a value may end in the state; -1 if none may."""
         return int(self.arrays[walk.ENDS][state]) - 1
@@ -478,37 +518,70 @@ class Machine:
     def is_full(self) -> bool:
         """Whether it has grown so large that new grammars should use another machine."""
         return (
-            self.num_states > self.max_states
+            self.num_states - self.num_sparse_states > self.max_states
+            or self.num_states > self.hard_limit // 2
             or len(self.expressions.nodes) > self.expressions.max_expressions // 2
             or len(self.configs) > MAX_CONFIGS
         )
 
     def stack(self, frame: int, parent: int) -> int:
-        key = (frame, parent)
-        found = self._stacks.get(key)
-        if found is None:
-            found = self._stacks[key] = len(self.stack_frames)
+        found: int = walk.stack_of(self.control, frame, parent)
+        if found < 0:
+            self._make_room()
+            return self.stack(frame, parent)
+        if found == len(self.stack_frames):
             self.stack_frames.append(frame)
             self.stack_parents.append(parent)
             self.stack_depths.append(self.stack_depths[parent] + 1)
-            if found + self._stack_room >= len(self.arrays[walk.STACK_FRAME]):
-                for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
-                    self._grow(slot, 2 * (found + self._stack_room))
-                self.control[walk.STACK_LIMIT] = len(self.arrays[walk.STACK_FRAME]) - 1
-            self.arrays[walk.STACK_FRAME][found] = frame
-            self.arrays[walk.STACK_PARENT][found] = parent
-            self.arrays[walk.STACK_DEPTH][found] = self.stack_depths[found]
         return found
 
     def config(self, state: int, aux: int, stack: int, reading: int = 0) -> int:
-        key = (state, aux, stack, reading)
-        found = self._configs.get(key)
-        if found is None:
-            found = self._configs[key] = len(self.configs)
-            self.configs.append(key)
-            if found >> SHARD_BITS == len(self._edges):
-                self._edges.append({})
+        found: int = walk.config_of(self.control, state, aux, stack, reading)
+        if found < 0:
+            self._make_room()
+            return self.config(state, aux, stack, reading)
+        if found == len(self.configs):
+            self._add_config((state, aux, stack, reading))
         return found
+
+    def _add_config(self, place: tuple[int, int, int, int]) -> None:
+        if len(self.configs) >> SHARD_BITS == len(self._edges):
+            self._edges.append({})
+        self.configs.append(place)
+
+    def _add_stacks(self) -> None:
+        """Add to the lists what compiled code has added to the arrays."""
+        frames, parents, depths = self._stack_arrays
+        for stack in range(len(self.stack_frames), self._control[walk.NUM_STACKS]):
+            self.stack_frames.append(frames[stack])
+            self.stack_parents.append(parents[stack])
+            self.stack_depths.append(depths[stack])
+
+    def _make_room(self) -> None:
+        """Make room for more stacks and configurations."""
+        for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
+            self._grow(slot, 2 * (len(self.stack_frames) + STACK_ROOM))
+        self._grow(walk.CONFIGS, 2 * len(self.configs))
+        self._make_tables(4 * len(self.stack_frames), 4 * len(self.configs))
+
+    def _make_tables(self, num_stacks: int, num_configs: int) -> None:
+        """Make the tables in which stacks and configurations are found, of at least so many slots."""
+        control = self.control
+        sizes = [1 << (count - 1).bit_length() for count in (num_stacks, num_configs)]
+        for table, slots, size in zip(
+            (walk.STACK_TABLE, walk.CONFIG_TABLE), (walk.STACK_SLOTS, walk.CONFIG_SLOTS), sizes, strict=True
+        ):
+            self.set_array(table, untouched((size,), np.int32))
+            control[slots] = size - 1
+        control[walk.STACK_LIMIT] = len(self.arrays[walk.STACK_FRAME]) - 1
+        control[walk.MAX_STACKS] = min(len(self.arrays[walk.STACK_FRAME]) - STACK_ROOM, sizes[0] // 2)
+        control[walk.MAX_CONFIGS] = min(len(self.arrays[walk.CONFIGS]), sizes[1] // 2)
+        walk.enter_all(control)
+        # Python reads single entries faster from these.
+        self._places = self.arrays[walk.CONFIGS].reshape(-1).data
+        self._stack_arrays = tuple(
+            self.arrays[slot].data for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH)
+        )
 
     def start(self, state: int, root_frame: int) -> int:
         """The configuration before a text."""
@@ -554,32 +627,39 @@ class Machine:
 
         Raises GrammarError where that takes too much work; then it does so at once when asked again.
         """
+        found = self._edges[config >> SHARD_BITS].get((config, token))
+        return self.derive(config, token) if found is None else found
+
+    def derive(self, config: int, token: int) -> int:
+        """As ``advance``, also where the answer is remembered."""
         edges = self._edges[config >> SHARD_BITS]
-        found = edges.get((config, token))
-        if found is not None:
-            return found
         with self.lock:
             if not self._is_text[token]:
                 return -1
-            state, aux, stack, reading = self.configs[config]
-            is_plain = not self.item_readers or (not reading and b"[" not in self.vocabulary.tokens[token])
+            is_plain = not self.item_readers or (
+                not self.configs[config][3] and b"[" not in self.vocabulary.tokens[token]
+            )
             if is_plain:  # no item is read: the usual way, without the calls below
-                kept = len(self.stack_frames)
-                status, _, to, count, above = walk.step_token(self.control, token, 0, state, aux, stack, kept)
-                if status == walk.OK:
-                    after = self.config(to, count, above if above < kept else self.keep_stack(above))
+                found = walk.advance(self.control, config, token)
+                if found >= 0:
+                    if found & 1:  # NEW_STACK
+                        self._add_stacks()
+                    if found & 2:  # NEW_CONFIG
+                        at, places = found & -4, self._places
+                        self._add_config((places[at], places[at + 1], places[at + 2], 0))
                     if len(edges) > MAX_EDGES:
                         edges.clear()
-                    edges[config, token] = after
-                    return after
-                if status == walk.DEAD:
+                    edges[config, token] = found >> 2
+                    return found >> 2
+                if found == -1:  # NOT_ALLOWED
                     return -1
+                self._add_stacks()  # without room for the configuration
             failed = self._failed_edges.get((config, token))
             if failed is not None:
                 raise failed.twin()
             try:
                 if is_plain:
-                    place = self._follow(state, aux, stack, token, None)
+                    place = self._follow(*self.configs[config][:3], token, None)
                     after = -1 if place is None else self.config(*place)
                 else:
                     after = self._unless_stuck(self.read_on(config, self.vocabulary.tokens[token], token))
@@ -624,10 +704,14 @@ class Machine:
 
     def _unless_stuck(self, config: int) -> int:
         """-1 where the items under way can only repeat others."""
-        if config < 0 or self.only_repeats is None or not self.configs[config][3]:
-            return config
+        return -1 if config >= 0 and self.is_stuck(config) else config
+
+    def is_stuck(self, config: int) -> bool:
+        """Whether the items under way can only repeat others."""
+        if self.only_repeats is None or not self.configs[config][3]:
+            return False
         with self.fuel.at_most(MASK_WORK):
-            return -1 if self.only_repeats(config) else config
+            return self.only_repeats(config)
 
     def read_on(self, config: int, data: bytes, token: int = -1) -> int:
         """As ``advance_bytes``, where readers wait: they choose the states after items. It may lead to a dead end."""

@@ -109,6 +109,11 @@ class Masks:
         with self.machine.fuel.at_most(PREPARE_WORK):
             self._inner_of(state, 0, self.machine.stack(frame, 0))
 
+    def prepare_text(self, base: int) -> None:
+        """Find the tokens that stay within a string ahead of time; ``base``: what ``inside_string`` says of a state."""
+        with self.machine.lock:
+            self._inside_tokens(base)
+
     def way_apart(self, config: int) -> bytes:
         """Bytes after which the items under way differ from those before them; b"" if none are found."""
         return self._repeats.way_apart(config)
@@ -149,8 +154,8 @@ class Masks:
         elif state in machine.lazy:
             return self._lazy(state, aux, stack)
         else:
-            beside = machine.inside_string.get(state, -1)
-            if beside >= 0 and machine.arrays[walk.FRAME_FILTER][machine.stack_frames[stack]] < 0:
+            beside = int(machine.inside_string[state])
+            if beside and machine.arrays[walk.FRAME_FILTER][machine.stack_frames[stack]] < 0:
                 if machine.item_readers:
                     base = self._plain(beside, 0, stack)
                 else:
@@ -268,8 +273,8 @@ class Masks:
     def _inside_of(self, state: int, frame: int) -> tuple[np.ndarray, np.ndarray] | None:
         """``_inside_tokens`` where the state is inside a string; None elsewhere."""
         machine = self.machine
-        base = machine.inside_string.get(state, -1)
-        if base < 0:
+        base = int(machine.inside_string[state])
+        if not base:
             return None
         filter_at = int(machine.arrays[walk.FRAME_FILTER][frame])
         if filter_at >= 0 and not machine.arrays[walk.FILTERS][filter_at]:
@@ -281,17 +286,10 @@ class Masks:
         tokens that may be allowed."""
         found = self._inside.get(base)
         if found is None:
-            vocabulary = self.vocabulary
-            covered = np.zeros(vocabulary.num_words, np.uint32)  # on the empty stack a closing quote is refused
+            covered = np.zeros(self.vocabulary.num_words, np.uint32)  # on the empty stack a closing quote is refused
             self.walker.ends_from(covered, base)
-            within = np.unpackbits(covered.view(np.uint8), bitorder="little")[: len(vocabulary)].astype(bool)
-            kept = within & (np.diff(vocabulary.token_offsets) <= SHORT_TOKEN)
-            trie = self.walker.addresses(
-                vocabulary.build_trie(np.flatnonzero(within & ~kept | vocabulary.having(b'"') & ~kept))
-            )
-            bits = np.zeros(32 * vocabulary.num_words, bool)
-            bits[: len(kept)] = kept
-            found = self._inside[base] = np.packbits(bits, bitorder="little").view(np.uint32), trie
+            mask, trie = self.vocabulary.split_text(covered, SHORT_TOKEN)
+            found = self._inside[base] = mask, self.walker.addresses(trie)
         return found
 
 

@@ -70,7 +70,7 @@ class Repeats:
             has_others = machine.item_readers[level.frame].has_others_after(state, level.seen.count)
         if text[:1] == b'"':
             found = crossing.into_next_after_quote if has_others else crossing.commas_after_quote
-        elif text and machine.inside_string.get(state, -1) >= 0:
+        elif text and machine.inside_string[state]:
             found = crossing.commas_after_both
         elif text[:1] in (b"[", b"{"):
             found = crossing.into_next_after_bracket if has_others else crossing.commas_after_bracket
@@ -87,7 +87,7 @@ class Repeats:
         """The tokens that may open an array and end its first item."""
         machine, crossing = self.machine, self._crossing
         assert crossing is not None
-        is_in_string = state in machine.inside_string or state in machine.counted_states
+        is_in_string = bool(machine.inside_string[state]) or state in machine.counted_states
         return crossing.whole_after_quote if is_in_string else crossing.whole
 
     def _wrong(self, config: int, tokens: np.ndarray) -> np.ndarray:

@@ -32,8 +32,13 @@ UNKNOWN, REFUSED, ASKED = 0, -1, -2  # row entries: missing; the byte is refused
     STATE_AT, AUX_AT, STACK_AT, WANTED, WANTED_SIZE, EXITS, EXITS_SIZE, NUM_EXITS,
     ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED, CHARS_LEFT, NEEDS, MISS_BYTE, PADDING, PENDING, OUT, ROOM,
     MASK, NUM_WORDS, END_TOKEN, KEPT, KEPT_KEYS, KEPT_AT, KEPT_SLOTS, NUM_KEPT, MAX_KEPT,
-) = range(56)  # fmt: skip
-CONTROL_SIZE = 56
+    SPARSE_OF, SPARSE, MISSING, NUM_STACKS, MAX_STACKS, STACK_TABLE, STACK_SLOTS, CONFIGS, NUM_CONFIGS, MAX_CONFIGS,
+    CONFIG_TABLE, CONFIG_SLOTS,
+) = range(68)  # fmt: skip
+CONTROL_SIZE = 68
+
+# Columns of ``SPARSE``, whose rows are sets of states; see ``Machine.add_sparse_states``.
+SP_FIRST, SP_BASE, SP_BEGINS, SP_MOVES = range(4)
 
 # Slots of a trie's array of addresses.
 (
@@ -45,6 +50,8 @@ TRIE_SIZE = 13
 SHORT_OF_REGIONS, SHORT_OF_EXITS, SHORT_OF_NOTES = -1, -2, -3  # the buffer that is full
 SHORT_OF_RETURNS = -4  # what frames return is missing
 NOT_KEPT, LACKS_AFTER = -1, -2
+NOT_ALLOWED, NOT_KNOWN = -1, -2
+NEW_STACK, NEW_CONFIG = 1, 2
 OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
 UNBOUNDED = 1 << 40  # the upper bound of a string without one
 MAX_NEED = (1 << 16) - 2  # of ``NEEDS``; no string with a larger bound is counted
@@ -87,6 +94,11 @@ def _i32(address):
 @nb.njit(inline="always")
 def _i64(address):
     return nb.carray(_pointer(address, np.int64(0)), (1,))
+
+
+@nb.njit(inline="always")
+def _u64(address):
+    return nb.carray(_pointer(address, np.uint64(0)), (1,))
 
 
 @nb.njit(inline="always")
@@ -148,6 +160,24 @@ def _push(control, action, parent):
 
 
 @nb.njit(cache=True)
+def fill_sparse(control, s):
+    """Write the row of a state of ``SPARSE_OF``: that of the base state, but for the state's moves."""
+    delta = _i32(control[DELTA])
+    missing = _u8(control[MISSING])
+    at = control[SPARSE] + 32 * (np.int64(_i32(control[SPARSE_OF])[s]) - 1)
+    about = _i64(at)
+    begins, moves = _i32(about[SP_BEGINS]), _i32(about[SP_MOVES])
+    base = about[SP_BASE] * 256
+    n = s - about[SP_FIRST]
+    for byte in range(256):
+        delta[s * 256 + byte] = delta[base + byte]
+    for i in range(begins[n], begins[n + 1]):
+        for byte in range(moves[3 * i], moves[3 * i + 1]):
+            if missing[byte] == 0:
+                delta[s * 256 + byte] = moves[3 * i + 2]
+
+
+@nb.njit(cache=True)
 def _transition(control, s, aux, k, byte):
     delta = _i32(control[DELTA])
     ends = _i32(control[ENDS])
@@ -157,6 +187,7 @@ def _transition(control, s, aux, k, byte):
     space_class = _u8(control[SPACE_CLASS])
     stack_frame = _i32(control[STACK_FRAME])
     stack_parent = _i32(control[STACK_PARENT])
+    sparse_of = _i32(control[SPARSE_OF])
     is_taken = False  # whether the byte has been taken; then only states that end their value at once are left
     while not is_taken or final[s] != 0:
         if not is_taken:
@@ -169,6 +200,9 @@ def _transition(control, s, aux, k, byte):
                 if _u16(control[SPACE_DELTA])[at] == 0:
                     return DEAD, s, aux, k
             code = delta[s * 256 + byte]
+            if code == UNKNOWN and sparse_of[s] != 0:
+                fill_sparse(control, s)
+                code = delta[s * 256 + byte]
             if code > 0:
                 count = counted[s]
                 if count == 1 and byte == 34:
@@ -261,6 +295,111 @@ def _step_range(control, data, at, end, s, aux, k, num_stacks):
         s, aux, k = s2, aux2, k2
         at += 1
     return status, at, s, aux, k
+
+
+# -- stacks and configurations by number; ids are 1 more in their tables, which 0 says to be free ----------------------
+
+
+@nb.njit(cache=True)
+def stack_of(control, frame, parent):
+    """The number of a stack, a new one if there is none; -1 where there is no room for a new one."""
+    frames, parents = _i32(control[STACK_FRAME]), _i32(control[STACK_PARENT])
+    table, slots = _i32(control[STACK_TABLE]), control[STACK_SLOTS]
+    slot = _mixed(np.uint64(frame), np.uint64(parent), np.uint64(0), np.uint64(0)) & slots
+    while table[slot] > 0:
+        found = np.int64(table[slot]) - 1
+        if frames[found] == frame and parents[found] == parent:
+            return found
+        slot = (slot + 1) & slots
+    number = control[NUM_STACKS]
+    if number >= control[MAX_STACKS]:
+        return np.int64(-1)
+    frames[number] = frame
+    parents[number] = parent
+    depths = _i32(control[STACK_DEPTH])
+    depths[number] = depths[parent] + 1
+    table[slot] = number + 1
+    control[NUM_STACKS] = number + 1
+    return number
+
+
+@nb.njit(cache=True)
+def config_of(control, s, aux, k, reading):
+    """The number of a configuration, a new one if there is none; -1 where there is no room for a new one."""
+    configs = _i64(control[CONFIGS])
+    table, slots = _i32(control[CONFIG_TABLE]), control[CONFIG_SLOTS]
+    slot = _mixed(np.uint64(s), np.uint64(aux), np.uint64(k), np.uint64(reading)) & slots
+    while table[slot] > 0:
+        at = 4 * (np.int64(table[slot]) - 1)
+        if configs[at] == s and configs[at + 1] == aux and configs[at + 2] == k and configs[at + 3] == reading:
+            return at >> 2
+        slot = (slot + 1) & slots
+    number = control[NUM_CONFIGS]
+    if number >= control[MAX_CONFIGS]:
+        return np.int64(-1)
+    configs[4 * number], configs[4 * number + 1] = s, aux
+    configs[4 * number + 2], configs[4 * number + 3] = k, reading
+    table[slot] = number + 1
+    control[NUM_CONFIGS] = number + 1
+    return number
+
+
+@nb.njit(inline="always")
+def _mixed(a, b, c, d):
+    prime = np.uint64(0x9E3779B97F4A7C15)
+    key = (a * prime) ^ (a >> np.uint64(32))
+    for part in (b, c, d):
+        key = ((key ^ (key >> np.uint64(29))) + part) * prime
+    return np.int64(key >> np.uint64(33))
+
+
+@nb.njit(cache=True)
+def enter_all(control):
+    """Write the numbers of all stacks and configurations into new tables."""
+    frames, parents = _i32(control[STACK_FRAME]), _i32(control[STACK_PARENT])
+    table, slots = _i32(control[STACK_TABLE]), control[STACK_SLOTS]
+    for i in range(1, control[NUM_STACKS]):
+        slot = _mixed(np.uint64(frames[i]), np.uint64(parents[i]), np.uint64(0), np.uint64(0)) & slots
+        while table[slot] > 0:
+            slot = (slot + 1) & slots
+        table[slot] = i + 1
+    configs = _u64(control[CONFIGS])
+    table, slots = _i32(control[CONFIG_TABLE]), control[CONFIG_SLOTS]
+    for i in range(control[NUM_CONFIGS]):
+        slot = _mixed(configs[4 * i], configs[4 * i + 1], configs[4 * i + 2], configs[4 * i + 3]) & slots
+        while table[slot] > 0:
+            slot = (slot + 1) & slots
+        table[slot] = i + 1
+
+
+@nb.njit(cache=True)
+def advance(control, config, token):
+    """The configuration after a token, times 4, plus ``NEW_STACK`` and ``NEW_CONFIG`` where these had to be made.
+
+    NOT_ALLOWED where the token is refused; NOT_KNOWN where an entry or room is missing.
+    """
+    configs = _i64(control[CONFIGS])
+    s, aux, k = configs[4 * config], configs[4 * config + 1], configs[4 * config + 2]
+    begin, end = _i64(control[TOKEN_OFFSETS])[token], _i64(control[TOKEN_OFFSETS])[token + 1]
+    kept, num_configs = control[NUM_STACKS], control[NUM_CONFIGS]
+    status, _, s, aux, k = _step_range(control, _u8(control[TOKEN_BYTES]), begin, end, s, aux, k, kept)
+    if status != OK:
+        return np.int64(NOT_ALLOWED if status == DEAD else NOT_KNOWN)
+    if k >= kept:
+        # Scratch entries become lasting ones from the lowest on, so none is overwritten before it is read.
+        chain, count = _i64(control[STACK_AT]), 0
+        while k >= kept:
+            chain[count] = k
+            count += 1
+            k = np.int64(_i32(control[STACK_PARENT])[k])
+        for i in range(count - 1, -1, -1):
+            k = stack_of(control, np.int64(_i32(control[STACK_FRAME])[chain[i]]), k)
+            if k < 0:
+                return np.int64(NOT_KNOWN)
+    found = config_of(control, s, aux, k, 0)
+    if found < 0:
+        return np.int64(NOT_KNOWN)
+    return 4 * found + NEW_STACK * (control[NUM_STACKS] > kept) + NEW_CONFIG * (control[NUM_CONFIGS] > num_configs)
 
 
 @nb.njit(inline="always")
@@ -577,6 +716,7 @@ def mask_beside(control, trie, state, beside, stack, num_stacks):
     delta = _i32(control[DELTA])
     final = _u8(control[FINAL])
     state_ends = _i32(control[ENDS])
+    sparse_of = _i32(control[SPARSE_OF])
     counted = _u8(control[COUNTED])
     state_at = _i64(control[STATE_AT])
     beside_at = _i64(control[AUX_AT])
@@ -593,6 +733,9 @@ def mask_beside(control, trie, state, beside, stack, num_stacks):
     while at < num_nodes:
         d = np.int64(depths[at])
         s, t = state_at[d - 1], beside_at[d - 1]
+        for place in (s, t):
+            if delta[place * 256] == UNKNOWN and sparse_of[place] != 0:
+                fill_sparse(control, place)
         code, other = np.int64(delta[s * 256 + node_byte[at]]), np.int64(delta[t * 256 + node_byte[at]])
         if code == other and (code > 0 or (code == REFUSED and state_ends[s] == 0 and state_ends[t] == 0)):
             at = np.int64(ends[at])

@@ -8,8 +8,9 @@ whatever the number of rows.
 A query's result depends on its own row alone, to the bit, however rows are batched and prompts are cut: tiles and
 chunks begin at multiples of their length, sums run in the order of positions, and masked keys weigh exactly 0.
 
-Rows whose first chunks lie in the same slots, such as children of one prompt, have those chunks computed together: keys
-and values are read and widened once, and all their queries make one matrix product. No bit of a result changes.
+Rows whose first tiles lie in the same slots, such as children of one prompt, have those tiles computed together: keys
+and values are read and widened once, and all their queries make one matrix product. A row that shares a part of a chunk
+goes on from its sums over that part. No bit of a result changes.
 
 Where queries, keys and values are bfloat16, both products take bfloat16 factors, two of which are multiplied and added
 by one instruction. Scores, weights and sums are float32; a weight is rounded only as a factor of a value.
@@ -32,24 +33,31 @@ from ..threads import team
 from .attention_plan import (
     BEGIN,
     CHUNK,
-    CHUNK_OF_PIECE,
     CHUNKS,
+    DONE,
     END,
+    END_TILE,
     FIELDS,
     FIRST_CHUNK,
     FIRST_PART,
     FIRST_TASK,
+    FIRST_TILE,
     HEADER,
+    LAST_RUN,
     MEMBERS,
     NUM_BLOCKS,
     NUM_SHARED,
     NUM_TASKS,
     OWN,
     PIECE_FIELDS,
+    PIECES,
     ROW,
-    SHARED,
+    RUN_LEN,
+    RUNS,
+    SHARED_TILES,
     PlanCall,
     plan_attention,
+    plan_words,
 )
 from .attention_tile import (
     KEYS,
@@ -91,6 +99,7 @@ from .vector import (
     store16,
     store16_f32,
     take_number,
+    watch,
 )
 from .word_tiles import add_word_tiles, close_word_tiles, has_word_tiles, multiply_word_tiles, open_word_tiles
 
@@ -185,10 +194,8 @@ def _run(
 
     block = max(1, min(_VECTORS // group, num_tokens - num_rows + 1))
     max_blocks = num_rows + num_tokens // block
-    max_pieces = num_rows * (slot_table.shape[1] // CHUNK) * (PIECE_FIELDS + 1)
-    plan = scratch(
-        "attention plan", HEADER + max_blocks * (FIELDS + num_kv_heads) + 2 * num_rows + max_pieces, torch.int64
-    )
+    num_words = plan_words(num_rows, num_tokens, slot_table.shape[1], block=block, num_kv_heads=num_kv_heads)
+    plan = scratch("attention plan", num_words, torch.int64)
     plan_call = PlanCall(
         query_starts.data_ptr(),
         lens_at,
@@ -215,7 +222,7 @@ def _run(
         threads = team().size
     vectors, padded = block * group, -(-head_dim // LANES) * LANES
     part_len = vectors * (padded + 2)
-    if num_rows > 1:  # rows may share chunks
+    if num_rows > 1:  # rows may share tiles
         vectors = max(vectors, max(1, _VECTORS // group) * group)
     parts = scratch("attention parts", num_parts * part_len, torch.float32)
     num_arrays = 3 if is_quantized else 2  # of a tile: keys, values, and either of them unpacked
@@ -346,119 +353,145 @@ def _attend(call: AttendCall) -> None:
     num_shared = get_i64(plan, NUM_SHARED)
     finished = plan + 8 * (HEADER + num_blocks * FIELDS)
 
-    block, at = 0, HEADER
-    piece, piece_number = get_i64(plan, SHARED), 0
+    block, at, piece = 0, HEADER, 0
+    run, run_number = get_i64(plan, RUNS), 0
     task = take_number(counters(call), TASK)
     while task < num_tasks:
         is_shared = task < num_shared
-        own_ends = own_firsts = 0
+        head = task % num_kv_heads
+        num_pieces = 1
         if is_shared:
-            while piece_number < task // num_kv_heads:
-                piece += 8 * (PIECE_FIELDS + get_i64(piece, MEMBERS))
-                piece_number += 1
-            head, num_members = task % num_kv_heads, get_i64(piece, MEMBERS)
-            at = HEADER + get_i64(piece, PIECE_FIELDS) * FIELDS
-            row, chunks = get_i64(plan, at + ROW), 0
-            first_key = get_i64(piece, CHUNK_OF_PIECE) * CHUNK
-            end_key, vectors = first_key + CHUNK, 0
-            for member in range(num_members):
-                member_at = HEADER + get_i64(piece, PIECE_FIELDS + member) * FIELDS
-                begin, end = get_i64(plan, member_at + BEGIN), get_i64(plan, member_at + END)
-                to = queries + 4 * vectors * padded
-                load_queries(source, begin, end, head * group, to)
-                vectors += (end - begin) * group
-            first_position = end_key  # all queries come after the chunk
-            chunk = begin = 0
-        else:
-            own = task - num_shared
-            at = HEADER + block * FIELDS
-            while own >= get_i64(plan, at + FIRST_TASK) + get_i64(plan, at + OWN) * num_kv_heads:
-                block += 1
-                at += FIELDS
-            chunks = get_i64(plan, at + CHUNKS)
-            chunk = (own - get_i64(plan, at + FIRST_TASK)) // num_kv_heads
-            head = own - get_i64(plan, at + FIRST_TASK) - chunk * num_kv_heads
-            chunk += chunks - get_i64(plan, at + OWN)
-            row, begin, end = get_i64(plan, at + ROW), get_i64(plan, at + BEGIN), get_i64(plan, at + END)
-            before = get_i32(kv_lens, row) - get_i32(starts, row + 1)
-            vectors = (end - begin) * group
-            first_key = (get_i64(plan, at + FIRST_CHUNK) + chunk) * CHUNK
-            end_key = min(first_key + CHUNK, before + end)
-            first_position = before + begin
-            if window > 0:
-                first_key = max(first_key, (first_position - window + 1) // KEYS * KEYS)
-            if ends != 0:
-                own_ends = ends + 4 * begin
-                end_key = min((get_i64(plan, at + FIRST_CHUNK) + chunk + 1) * CHUNK, get_i32(ends, end - 1))
-            if firsts != 0:
-                own_firsts = firsts + 4 * begin
-                first_key = max(first_key, get_i32(firsts, begin) // KEYS * KEYS)
-            load_queries(source, begin, end, head * group, queries)
-        table = call.table + 4 * get_i32(call.row_ids, row) * call.table_step
-        row_keys = Context(call.k_cache, row_bytes, table, num_kv_heads, head)
-        row_values = Context(call.v_cache, row_bytes, table, num_kv_heads, head)
-        count = min(KEYS, end_key - first_key)
-        prefetch_rows(row_keys, first_key, count)
-        prefetch_rows(row_values, first_key, count)
-        _clear(sums, vectors, padded)
-        if in_words and has_word_tiles() != 0:
-            open_word_tiles(vectors)
-        for tile in range(first_key, end_key, KEYS):
-            count = min(KEYS, end_key - tile)
-            columns = (count + LANES - 1) // LANES
-            find_rows(row_keys, tile, count, addresses)
-            if is_quantized:
-                unpack_vectors(addresses, count, head_dim, in_words, unpacked)
-            if in_words:
-                load_key_words(addresses, count, head_dim, keys)
-                prefetch_rows(row_values, tile, count)
-                words = head_dim // 2
-                if has_word_tiles() != 0:
-                    multiply_word_tiles(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words)
-                else:
-                    multiply_words(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words)
+            while run_number < task // num_kv_heads:
+                run += 8 * get_i64(run, RUN_LEN)
+                run_number += 1
+            num_pieces = get_i64(run, PIECES)
+            piece = run + 8 * (DONE + num_kv_heads)
+        for _ in range(num_pieces):
+            own_ends = own_firsts = chunks = begin = vectors = num_members = 0
+            if is_shared:
+                num_members = get_i64(piece, MEMBERS)
+                at = HEADER + get_i64(piece, PIECE_FIELDS) * FIELDS
+                row = get_i64(plan, at + ROW)
+                first_key, end_key = get_i64(piece, FIRST_TILE) * KEYS, get_i64(piece, END_TILE) * KEYS
+                chunk = first_key // CHUNK
+                for member in range(num_members):
+                    member_at = HEADER + get_i64(piece, PIECE_FIELDS + member) * FIELDS
+                    first, end = get_i64(plan, member_at + BEGIN), get_i64(plan, member_at + END)
+                    load_queries(source, first, end, head * group, queries + 4 * vectors * padded)
+                    vectors += (end - first) * group
+                first_position = end_key  # all queries come after the piece
             else:
-                load_keys(addresses, kind, count, head_dim, keys)
-                prefetch_rows(row_values, tile, count)
-                multiply(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, head_dim)
-            seen = SeenKeys(tile, first_position - tile, own_ends, own_firsts)
-            weigh(softmax, seen, scores, sums, vectors, padded, columns)
-            prefetch_rows(row_keys, tile + KEYS, min(KEYS, end_key - tile - KEYS))
-            find_rows(row_values, tile, count, addresses)
-            if is_quantized:
-                unpack_vectors(addresses, count, head_dim, in_words, unpacked)
-            if in_words:
-                pairs = load_value_words(addresses, count, head_dim, values)
-                if has_word_tiles() != 0:
-                    add_word_tiles(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
-                else:
-                    add_words_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
+                own = task - num_shared
+                at = HEADER + block * FIELDS
+                while own >= get_i64(plan, at + FIRST_TASK) + get_i64(plan, at + OWN) * num_kv_heads:
+                    block += 1
+                    at += FIELDS
+                chunks = get_i64(plan, at + CHUNKS)
+                chunk = (own - get_i64(plan, at + FIRST_TASK)) // num_kv_heads
+                head = own - get_i64(plan, at + FIRST_TASK) - chunk * num_kv_heads
+                chunk += chunks - get_i64(plan, at + OWN)
+                row, begin, end = get_i64(plan, at + ROW), get_i64(plan, at + BEGIN), get_i64(plan, at + END)
+                before = get_i32(kv_lens, row) - get_i32(starts, row + 1)
+                vectors = (end - begin) * group
+                first_key = (get_i64(plan, at + FIRST_CHUNK) + chunk) * CHUNK
+                end_key = min(first_key + CHUNK, before + end)
+                first_position = before + begin
+                if window > 0:
+                    first_key = max(first_key, (first_position - window + 1) // KEYS * KEYS)
+                if ends != 0:
+                    own_ends = ends + 4 * begin
+                    end_key = min((get_i64(plan, at + FIRST_CHUNK) + chunk + 1) * CHUNK, get_i32(ends, end - 1))
+                if firsts != 0:
+                    own_firsts = firsts + 4 * begin
+                    first_key = max(first_key, get_i32(firsts, begin) // KEYS * KEYS)
+                load_queries(source, begin, end, head * group, queries)
+            if is_shared:
+                is_begun = first_key % CHUNK > 0
             else:
-                load_values(addresses, kind, count, head_dim, padded, values)
-                add_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
-        if is_shared:
-            first_vector = 0
-            for member in range(num_members):
-                other = get_i64(piece, PIECE_FIELDS + member)
-                to = _part(kept, other, get_i64(piece, CHUNK_OF_PIECE), head)
-                first_vector += _leave_part(kept, other, sums, vectors, first_vector, to)
-            for member in range(num_members):
-                other = get_i64(piece, PIECE_FIELDS + member)
-                if (
-                    take_number(finished, other * num_kv_heads + head)
-                    == get_i64(plan, HEADER + other * FIELDS + CHUNKS) - 1
-                ):
-                    _join_parts(kept, other, head, sums)
-                    begin = get_i64(plan, HEADER + other * FIELDS + BEGIN)
-                    rows = (get_i64(plan, HEADER + other * FIELDS + END) - begin) * group
-                    _finish(output, sums, rows, begin, head * group)
-        elif chunks == 1:
-            _finish(output, sums, vectors, begin, head * group)
-        else:
-            _leave_part(kept, block, sums, vectors, 0, _part(kept, block, chunk, head))
-            if take_number(finished, block * num_kv_heads + head) == chunks - 1:
-                _join_parts(kept, block, head, sums)
+                shared_keys = get_i64(plan, at + SHARED_TILES) * KEYS
+                is_begun = shared_keys > first_key
+                first_key = max(first_key, shared_keys)
+            table = call.table + 4 * get_i32(call.row_ids, row) * call.table_step
+            row_keys = Context(call.k_cache, row_bytes, table, num_kv_heads, head)
+            row_values = Context(call.v_cache, row_bytes, table, num_kv_heads, head)
+            count = min(KEYS, end_key - first_key)
+            prefetch_rows(row_keys, first_key, count)
+            prefetch_rows(row_values, first_key, count)
+            if not is_begun:
+                _clear(sums, vectors, padded)
+            elif is_shared:
+                first_vector = 0
+                for member in range(num_members):
+                    other = get_i64(piece, PIECE_FIELDS + member)
+                    first_vector += _take_part(
+                        kept, other, sums, vectors, first_vector, _part(kept, other, chunk, head)
+                    )
+            else:
+                last_run = get_i64(plan, at + LAST_RUN)
+                while watch(last_run, DONE + head) == 0:
+                    pass
+                _take_part(kept, block, sums, vectors, 0, _part(kept, block, chunk, head))
+            if in_words and has_word_tiles() != 0:
+                open_word_tiles(vectors)
+            for tile in range(first_key, end_key, KEYS):
+                count = min(KEYS, end_key - tile)
+                columns = (count + LANES - 1) // LANES
+                find_rows(row_keys, tile, count, addresses)
+                if is_quantized:
+                    unpack_vectors(addresses, count, head_dim, in_words, unpacked)
+                if in_words:
+                    load_key_words(addresses, count, head_dim, keys)
+                    prefetch_rows(row_values, tile, count)
+                    words = head_dim // 2
+                    if has_word_tiles() != 0:
+                        multiply_word_tiles(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words)
+                    else:
+                        multiply_words(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words)
+                else:
+                    load_keys(addresses, kind, count, head_dim, keys)
+                    prefetch_rows(row_values, tile, count)
+                    multiply(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, head_dim)
+                seen = SeenKeys(tile, first_position - tile, own_ends, own_firsts)
+                weigh(softmax, seen, scores, sums, vectors, padded, columns)
+                prefetch_rows(row_keys, tile + KEYS, min(KEYS, end_key - tile - KEYS))
+                find_rows(row_values, tile, count, addresses)
+                if is_quantized:
+                    unpack_vectors(addresses, count, head_dim, in_words, unpacked)
+                if in_words:
+                    pairs = load_value_words(addresses, count, head_dim, values)
+                    if has_word_tiles() != 0:
+                        add_word_tiles(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
+                    else:
+                        add_words_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
+                else:
+                    load_values(addresses, kind, count, head_dim, padded, values)
+                    add_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
+            if is_shared:
+                first_vector = 0
+                for member in range(num_members):
+                    other = get_i64(piece, PIECE_FIELDS + member)
+                    to = _part(kept, other, chunk, head)
+                    first_vector += _leave_part(kept, other, sums, vectors, first_vector, to)
+                for member in range(num_members):
+                    other = get_i64(piece, PIECE_FIELDS + member)
+                    other_at = HEADER + other * FIELDS
+                    if end_key % CHUNK > 0:  # the chunk goes on
+                        continue
+                    if take_number(finished, other * num_kv_heads + head) == get_i64(plan, other_at + CHUNKS) - 1:
+                        _join_parts(kept, other, head, sums)
+                        first = get_i64(plan, other_at + BEGIN)
+                        rows = (get_i64(plan, other_at + END) - first) * group
+                        _finish(output, sums, rows, first, head * group)
+                piece += 8 * (PIECE_FIELDS + num_members)
+            elif chunks == 1:
                 _finish(output, sums, vectors, begin, head * group)
+            else:
+                _leave_part(kept, block, sums, vectors, 0, _part(kept, block, chunk, head))
+                if take_number(finished, block * num_kv_heads + head) == chunks - 1:
+                    _join_parts(kept, block, head, sums)
+                    _finish(output, sums, vectors, begin, head * group)
+        if is_shared:
+            take_number(run, DONE + head)
         task = take_number(counters(call), TASK)
     if in_words and has_word_tiles() != 0:
         close_word_tiles()
@@ -481,6 +514,19 @@ def _leave_part(kept: Parts, block: int, sums: int, vectors: int, first: int, to
     for i in range(count):
         put_f32(to, count * padded + i, get_f32(sums, vectors * padded + first + i))
         put_f32(to, count * (padded + 1) + i, get_f32(sums, vectors * (padded + 1) + first + i))
+    return count
+
+
+@helper
+def _take_part(kept: Parts, block: int, sums: int, vectors: int, first: int, part: int) -> int:
+    """Copies a block's vectors from where ``_leave_part`` left them; their number."""
+    padded = kept.padded
+    count = _num_vectors(kept, block)
+    for i in range(0, count * padded, LANES):
+        store16_f32(sums, first * padded + i, load16_f32(part, i))
+    for i in range(count):
+        put_f32(sums, vectors * padded + first + i, get_f32(part, count * padded + i))
+        put_f32(sums, vectors * (padded + 1) + first + i, get_f32(part, count * (padded + 1) + i))
     return count
 
 

@@ -24,6 +24,7 @@ def grouped_product_kernel(
     x,
     weight,
     weight_scale,
+    weight_zero,
     order,
     block_groups,
     block_firsts,
@@ -37,7 +38,8 @@ def grouped_product_kernel(
     divide,
     x_stride,
     out_stride,
-    GROUP_LEN: tl.constexpr,  # weights of one scale where they are 8-bit floats; 0: weights are not packed
+    KIND: tl.constexpr,  # of packed weights; "": they are not packed
+    GROUP_LEN: tl.constexpr,  # packed weights of one scale
     HAS_SCALE: tl.constexpr,
     ADDS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -57,16 +59,35 @@ def grouped_product_kernel(
     rows = x + (pair // divide) * x_stride
     lines = group.to(tl.int64) * width_out + column
     sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for start in range(0, width_in, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        there = k < width_in
-        a = tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & there[None, :], other=0.0)
-        b = tl.load(weight + lines[None, :] * width_in + k[:, None], mask=inside[None, :] & there[:, None], other=0)
-        if GROUP_LEN:
-            GROUPS: tl.constexpr = (BLOCK_K + GROUP_LEN - 1) // GROUP_LEN
-            first = start // GROUP_LEN
-            b = decode_fp8(b) * of_groups(weight_scale, lines, inside, first, scales_a_row, GROUPS, BLOCK_K // GROUPS)
-        sums = tl.dot(a.to(PRODUCTS), b.to(PRODUCTS), sums)
+    if KIND == "int4":
+        # Bytes as in ``quantized_product_kernel``.
+        for start in range(0, width_in // 2, BLOCK_K // 2):
+            byte = start + tl.arange(0, BLOCK_K // 2)
+            there = byte < width_in // 2
+            k = byte // 16 * 32 + byte % 16
+            shown = inside[None, :] & there[:, None]
+            both = tl.load(weight + lines[None, :] * (width_in // 2) + byte[:, None], mask=shown, other=0)
+            step = of_groups(weight_scale, lines, inside, start // 16, scales_a_row, BLOCK_K // 32, 16)
+            zero = of_groups(weight_zero, lines, inside, start // 16, scales_a_row, BLOCK_K // 32, 16) - 8.0 * step
+            low = (both & 15).to(tl.float32) * step + zero
+            high = (both >> 4).to(tl.float32) * step + zero
+            asked = valid[:, None] & there[None, :]
+            one = tl.load(rows[:, None] + k[None, :], mask=asked, other=0.0).to(PRODUCTS)
+            two = tl.load(rows[:, None] + k[None, :] + 16, mask=asked, other=0.0).to(PRODUCTS)
+            sums = tl.dot(one, low.to(PRODUCTS), sums)
+            sums = tl.dot(two, high.to(PRODUCTS), sums)
+    else:
+        for start in range(0, width_in, BLOCK_K):
+            k = start + tl.arange(0, BLOCK_K)
+            there = k < width_in
+            a = tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & there[None, :], other=0.0)
+            b = tl.load(weight + lines[None, :] * width_in + k[:, None], mask=inside[None, :] & there[:, None], other=0)
+            if KIND != "":
+                GROUPS: tl.constexpr = (BLOCK_K + GROUP_LEN - 1) // GROUP_LEN
+                first = start // GROUP_LEN
+                step = of_groups(weight_scale, lines, inside, first, scales_a_row, GROUPS, BLOCK_K // GROUPS)
+                b = (decode_fp8(b) if KIND == "fp8" else b.to(tl.float32)) * step
+            sums = tl.dot(a.to(PRODUCTS), b.to(PRODUCTS), sums)
     if HAS_SCALE:
         sums = sums * tl.load(row_scale + pair, mask=valid, other=0.0)[:, None]
     at = out + pair[:, None] * out_stride + column[None, :]
@@ -78,7 +99,7 @@ def grouped_product_kernel(
 
 def grouped_product(
     x: Tensor,  # [P / divide, K]
-    weight: Tensor | QuantizedWeight,  # [groups, N, K]; or in 8-bit floats [groups * N, K]
+    weight: Tensor | QuantizedWeight,  # [groups, N, K]; packed [groups * N, K]
     groups: Groups,
     *,
     divide: int = 1,
@@ -88,14 +109,15 @@ def grouped_product(
 ) -> Tensor:
     """[P, N] in x's dtype; with ``out`` it is added there. Rows in no group are 0, or stay unchanged in ``out``."""
     num_pairs = groups.order.shape[0]
+    kind = weight.kind if isinstance(weight, QuantizedWeight) else ""
     if isinstance(weight, QuantizedWeight):
-        assert weight.kind == "fp8", weight.kind
-        values = weight.values.view(groups.num_groups, -1, weight.shape[1])
+        values, width_in = weight.values.view(groups.num_groups, -1, weight.values.shape[1]), weight.shape[1]
         scale, group_len = weight.scale, weight.group_len
+        zero = scale if weight.zero is None else weight.zero
     else:
-        values, scale, group_len = weight, weight, 0
+        values, width_in, scale, zero, group_len = weight, weight.shape[2], weight, weight, 0
     assert values.is_contiguous() and values.shape[0] == groups.num_groups, values.shape
-    assert x.shape == (num_pairs // divide, values.shape[2]) and x.stride(1) == 1, (x.shape, values.shape)
+    assert x.shape == (num_pairs // divide, width_in) and x.stride(1) == 1, (x.shape, values.shape)
     adds = out is not None
     if out is None:
         out = torch.zeros((num_pairs, values.shape[1]), dtype=x.dtype, device=x.device)
@@ -109,6 +131,7 @@ def grouped_product(
         x,
         values,
         scale,
+        zero,
         groups.order,
         block_groups,
         block_firsts,
@@ -117,11 +140,12 @@ def grouped_product(
         out,
         groups.num_groups,
         values.shape[1],
-        values.shape[2],
+        width_in,
         scale.shape[1],
         divide,
         x.stride(0),
         out.stride(0),
+        KIND=kind,
         GROUP_LEN=group_len,
         HAS_SCALE=row_scale is not None,
         ADDS=adds,

@@ -147,6 +147,7 @@ class EngineCore:
         )
         self.ranks = parts.ranks
         self.grammars = parts.grammars
+        self._copying = parts.copying
         masks = MaskThread()
         self._outbox: Outbox = []
         self.adapters = Adapters(
@@ -325,6 +326,8 @@ class EngineCore:
             self.tiers = None
         if self.ranks is not None:
             self.ranks.gang.close()
+        if self._copying is not None:
+            self._copying.join()
         del self.model, self.kv, self.executor, self.loop, self.handoff
         self.images = None
 

@@ -47,14 +47,10 @@ class Draw(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class DeferredDraw:
-    """A draw that is accepted once ``future`` is done: until then its grammar's masks are being made.
-
-    ``features`` [1 + draft tokens, C]: the head's input at the draw and at those of its draft, where drafters read it.
-    """
+    """A draw that is accepted once ``future`` is done: until then its grammar's masks are being made."""
 
     draw: Draw
     sampled: list[SampledToken]
-    features: torch.Tensor | None
     future: Future[None]
 
 
@@ -88,7 +84,6 @@ class StepInFlight:
     drafts: dict[int, Draft]
     owners: list[tuple[Sequence, object]]  # each row's sequence and its tag
     logits: StepLogits
-    features: torch.Tensor  # [L, C], the head's input; on a CPU only
     start_s: float
     is_cold: bool = False  # the step takes longer than later steps of its shape
     draws: list[Draw] = field(default_factory=list)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from ... import constrained
 from ...constrained.peers import Peer, compile_with, load_peer
 from ...constrained.spec import GrammarSpec
+from .priority import behind_steps
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -29,7 +30,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._engine = engine
         self._small = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._large = ThreadPoolExecutor(1, thread_name_prefix="large grammar")
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="large grammar", initializer=behind_steps)
         self._futures: dict[str, Future[constrained.CompiledGrammar]] = {}
         self._begun: Future[tuple[constrained.Vocabulary, Peer | None]] | None = None
         self._first: Future[constrained.CompiledGrammar] | None = None
@@ -41,6 +42,7 @@ class Grammars:
         if self._begun is None:
             self._begun = self._small.submit(self._begin)
             self._first = self._small.submit(self._compile, GrammarSpec("json_schema", '{"type": "boolean"}'))
+            self._small.submit(behind_steps)  # not before: the first client's grammar needs these tables
 
     def compile(self, spec: GrammarSpec) -> Future[constrained.CompiledGrammar]:
         """The compiled grammar, perhaps still being compiled; an equal spec among the last MOST_KEPT is reused."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -21,16 +24,19 @@ from ...radix_cache.sealed import digest
 from ..config import EngineConfig, Progress, choose_cpu_isa
 from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
+from ..executor.sizing import measured_slots
 from ..memory import KVBlocks, KVPool, return_freed_memory
 from ..models import Model, load_model
 from ..models.loading import device_named
+from ..parallel.agreed_slots import agreed_slots
+from ..parallel.devices import on_device
 from ..parallel.gang import Gang, LocalGang, refuse_combinations
 from ..parallel.leader import Leader
 from ..parallel.mesh import Mesh
 from ..parallel.rank import Shape, WeightBytes, threads_of, weight_bytes
 from ..parallel.split import RankSplit
 from ..scheduler import SchedulerConfig
-from ..speculative import DraftModel, EagleGuesser, ModelDrafter, automaton, load_eagle, shared_text, without_layers
+from ..speculative import DraftModel, ModelDrafter, automaton, shared_text, without_layers
 from ..tokenizer import ModelTemplate, Tokenizer, load_chat_template, load_tokenizer
 from ..vision.model import VisionModel, load_vision
 from ..weights import open_weights, resolve_model
@@ -39,7 +45,6 @@ from ..weights.digest import weights_digest
 from ..weights.gguf_header import read_header
 from ..weights.vision_config import has_vision
 from .grammars import Grammars
-from .sizing import measured_slots
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +70,7 @@ class EngineParts:
     vision: VisionModel | None = None
     _: KW_ONLY
     grammars: Grammars
+    copying: threading.Thread | None  # writes what a later start reads, while the engine works
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,7 @@ def _load_parts(
     gang: Gang | None,
     undo: ExitStack,
 ) -> EngineParts:
+    config = on_device(config, 0)
     scheduling = scheduler_config(config)
     isa = choose_cpu_isa(config)
     num_threads = threads_of(config)
@@ -129,7 +136,9 @@ def _load_parts(
     split = None if gang is None else RankSplit(gang.group, Mesh.of(config), expert_copies=config.expert_copies)
     if has_vision(path):
         refuse_with_vision(config)
-    model = load_model(path, config, split=split)
+    started, unfinished = time.monotonic(), list[Callable[[], None]]()
+    model = load_model(path, config, split=split, later=unfinished.append)
+    log.info("%s: weights loaded in %.2f s", path.name, time.monotonic() - started)
     vision = load_image_encoder(path, config, model)
     del header
     if model.device.type == "cpu":
@@ -148,12 +157,19 @@ def _load_parts(
     if accelerator is None:
         accelerator = accelerator_of(model.device)
     num_slots = config.num_slots
-    if not num_slots and accelerator is not None:
-        num_slots = measured_slots(model, accelerator, config, context_len=context_len)
-    elif not num_slots:
+    if not num_slots and accelerator is None:
         num_slots = max(DEFAULT_SLOTS * config.sequence_parallel, context_len)
     shape = model.config
     spare = 0 if accelerator is None else 1  # the executor owns one slot
+    ranks = None
+    if gang is not None and split is not None:
+        leader = gang.begin(model, Shape(tokenizer.vocab_size, num_slots + spare if num_slots else 0, context_len))
+        ranks = RanksOfModel(gang, leader, (weight_bytes(split), *gang.weights))
+    if not num_slots and accelerator is not None:
+        if ranks is None:
+            num_slots = measured_slots(model, accelerator, config, context_len=context_len)
+        else:
+            num_slots = agreed_slots(model, ranks.gang.group, accelerator, config, context_len=context_len)
     kv = KVPool.for_model(
         shape,
         num_slots=Mesh.of(config).pool_slots(num_slots + spare),
@@ -165,10 +181,9 @@ def _load_parts(
     log.info("precision %s: %s; keys and values %s", config.precision, model.describe(), model.kv_dtype)
     log.info("CPU kernels of %s (%s)", isa.name, isa.about)
     tiers = make_tiers(config, path, model, kv)
-    ranks = None
-    if gang is not None and split is not None:
-        leader = gang.begin(model, Shape(tokenizer.vocab_size, num_slots + spare, context_len))
-        ranks = RanksOfModel(gang, leader, (weight_bytes(split), *gang.weights))
+    copying = threading.Thread(target=_finish, args=(unfinished,), name="packed-copy") if unfinished else None
+    if copying is not None:
+        copying.start()
     return EngineParts(
         path,
         model,
@@ -184,7 +199,13 @@ def _load_parts(
         ranks,
         vision,
         grammars=grammars,
+        copying=copying,
     )
+
+
+def _finish(unfinished: Sequence[Callable[[], None]]) -> None:
+    for work in unfinished:
+        work()
 
 
 def refuse_with_vision(config: EngineConfig) -> None:
@@ -231,12 +252,6 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
             message = f"draft_model={name!r}: self:N takes N of the model's layers, 1 to {most}"
             raise InvalidParams(message, where="draft_model")
         return ModelDrafter(DraftModel(without_layers(model, int(count)), max_len=context_len), source="own_layers")
-    if name.startswith("eagle:"):
-        if model.device.type != "cpu":
-            message = f"draft_model={name!r}: a head runs on the CPU only; name a smaller model, or self:N"
-            raise InvalidParams(message, where="draft_model")
-        head = load_eagle(Path(name.removeprefix("eagle:")), model, vocab_hash=tokenizer.vocab_hash)
-        return ModelDrafter(EagleGuesser(head, model), source="eagle")
     path = resolve_model(name)
     other = load_tokenizer(path)
     if other.vocab_hash != tokenizer.vocab_hash:

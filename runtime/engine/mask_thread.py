@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...constrained.grammar import CompiledGrammar
+from .priority import behind_steps
 
 if TYPE_CHECKING:
     from ...constrained import Matcher
@@ -44,7 +45,7 @@ class MaskThread:
         self.budget_s = budget_s
         self.counters = MaskCounters()
         self._left_s = budget_s
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="masks", initializer=behind_steps)
         self._last: Future[Any] | None = None
 
     def begin_step(self) -> None:

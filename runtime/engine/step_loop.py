@@ -26,8 +26,6 @@ from .tracing import traced_params
 from .vectorised_decode import VectorisedDecode
 
 if TYPE_CHECKING:
-    import torch
-
     from ...radix_cache import Tiers
     from ..executor import Executor
     from ..speculative import Speculation
@@ -116,7 +114,7 @@ class StepLoop:
             accept=generations.accept_token,
             finish=generations.finish_candidate,
             prepare=self._prepare,
-            defer=lambda draw, token, future: self._defer(DeferredDraw(draw, [token], None, future)),
+            defer=lambda draw, token, future: self._defer(DeferredDraw(draw, [token], future)),
         )
 
     def run(self) -> bool:
@@ -211,7 +209,7 @@ class StepLoop:
         self.scheduler.complete(plan, live)
         self._count(plan)
         owners = [(live[row.seq_id], live[row.seq_id].tag) for row in plan.rows]
-        return StepInFlight(plan, drafts, owners, logits, self.executor.features, start_s, self.executor.is_cold)
+        return StepInFlight(plan, drafts, owners, logits, start_s, self.executor.is_cold)
 
     def _count(self, plan: StepPlan) -> None:
         """Count ``plan``, once for each program that has a row in it."""
@@ -292,18 +290,13 @@ class StepLoop:
         for draw in flight.draws:
             if not draw.candidate.finish_reason:  # else the op was cancelled, or failed with a sibling's grammar
                 self.scheduler.settle(draw.candidate.seq)
-                features = None
-                if self.speculation is not None and self.speculation.readers:
-                    at = flight.rows[draw.at].logits_row
-                    features = flight.features[at : at + draw.end - draw.at]
                 tokens = sampled[draw.at - first : draw.end - first]
                 future = self._prepare(draw.candidate, _followed(draw, tokens))
                 if future is None:
-                    self._accept(draw, tokens, features)
+                    self._accept(draw, tokens)
                 else:
                     self.scheduler.postpone(draw.candidate.seq)
-                    kept = None if features is None else features.clone()  # the next step has the same memory
-                    self._defer(DeferredDraw(draw, tokens, kept, future))
+                    self._defer(DeferredDraw(draw, tokens, future))
         end_s = self.clock()
         elapsed_s = end_s - max(flight.start_s, self._collected_s)
         self._collected_s = end_s
@@ -399,9 +392,9 @@ class StepLoop:
                 continue
             deferred.future.result()
             candidate.is_awaited = False
-            self._accept(deferred.draw, deferred.sampled, deferred.features)
+            self._accept(deferred.draw, deferred.sampled)
 
-    def _accept(self, draw: Draw, sampled: list[SampledToken], features: torch.Tensor | None) -> None:
+    def _accept(self, draw: Draw, sampled: list[SampledToken]) -> None:
         """Accept the drawn token, and while the accepted tokens equal the draft's, the draw after the last of them."""
         candidate, row, draft = draw.candidate, draw.row, draw.draft
         seq, start = candidate.seq, row.tokens_end
@@ -431,11 +424,6 @@ class StepLoop:
         candidate.note_draft(num_followed)
         if self.speculation is not None and candidate.is_drafted:
             self.speculation.observe(seq.seq_id, seq.tokens.ids[start:], draft, num_followed)
-            if self.speculation.readers:
-                assert features is not None
-                read = features[: 1 + num_followed].clone()
-                for reader in self.speculation.readers:
-                    reader.read(seq.seq_id, start - 1, read)
         if candidate.finish_reason:
             if self.speculation is not None and candidate.is_drafted:
                 self.speculation.rest(seq.seq_id)

@@ -65,7 +65,7 @@ class VectorisedDecode:
         self._context_len = context_len
         self._speculation = speculation
         # Without overlap the next token of a sequence is known when it is planned, so it can get a draft instead.
-        self._can_be_drafted = overlaps and (speculation is None or not speculation.readers)
+        self._can_be_drafted = overlaps
         self._send, self._accept, self._finish = send, accept, finish
         self._prepare, self._defer = prepare, defer
         max_rows = scheduler.config.max_running

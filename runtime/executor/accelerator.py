@@ -64,6 +64,8 @@ class CudaAccelerator:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        if device.index is not None:
+            torch.cuda.set_device(device)  # kernels run on this thread's current device
         self._pool: Any = None  # torch's handle of the graphs' shared memory
         self._side: torch.cuda.Stream | None = None
 

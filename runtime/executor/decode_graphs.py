@@ -3,6 +3,9 @@
 Steps whose rows share prefixes have graphs of their own, with one more kernel in each layer. A graph is captured when
 its size first occurs. It runs from the embedding to the last norm; the head runs after it, so all graphs share their
 memory and none holds logits. Padding rows write to the executor's spare slot. Only a capture waits for the device.
+
+The ranks of a split model capture a graph at the same step, as what chooses one is equal on all of them: a capture runs
+the layers once more than a replay, and with them the sums that join the ranks.
 """
 
 from __future__ import annotations
@@ -14,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..layers.batch import ForwardBatch
-from ..scheduler import StepPlan
+from ..layers.batch import ForwardBatch, StepArrays
 from .accelerator import DeviceGraph
 from .device_batch import DeviceBatch, decode_size_bytes, shared_views
 from .prefixes import Prefixes, shared_size
@@ -58,15 +60,15 @@ class DecodeGraphs:
     def num_graphs(self) -> int:
         return len(self._captured)
 
-    def forward(self, plan: StepPlan) -> torch.Tensor | None:
+    def forward(self, step: StepArrays) -> torch.Tensor | None:
         """The head's input [R, C]. None if a row has several tokens or no logits, or if there are too many rows."""
-        part = plan.decodes()
-        if part is None or len(part) > self.sizes[-1]:
+        num_rows = len(step.row_ids)
+        if not step.is_decode or num_rows > self.sizes[-1]:
             return None
-        size = self.sizes[bisect_left(self.sizes, len(part))]
-        width = self._width(int(part.starts.max()) + 1)
-        self._inputs.write_decode(part, plan.rows, self._static, num_rows=size)
-        prefixes = self._inputs.prefixes.of_decode(part) if self._inputs.prefixes is not None else None
+        size = self.sizes[bisect_left(self.sizes, num_rows)]
+        width = self._width(int(step.kv_lens.max()))
+        self._inputs.write_decode(step, self._static, num_rows=size)
+        prefixes = self._inputs.prefixes.of_decode(step) if self._inputs.prefixes is not None else None
         if prefixes is not None:
             self._share(prefixes, size)
         key = (size, width, prefixes is not None)
@@ -74,7 +76,7 @@ class DecodeGraphs:
         if captured is None:
             captured = self._captured[key] = self._capture(*key)
         captured.graph.replay()
-        return captured.hidden[: len(part)]
+        return captured.hidden[:num_rows]
 
     def _share(self, prefixes: Prefixes, size: int) -> None:
         written, for_size = self._written

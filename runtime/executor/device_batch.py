@@ -1,4 +1,4 @@
-"""A plan's integers on the device: one copy a step, and a slot table that stays there.
+"""A step's integers on the device: one copy a step, and a slot table that stays there.
 
 A token id below 0 stands for a token that the previous step is drawing: ``-1 - i`` for its draw i. The device looks it
 up in ``drawn``, so the host can queue a step before it knows the tokens of the previous one.
@@ -6,7 +6,6 @@ up in ``drawn``, so the host can queue a step before it knows the tokens of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ import torch
 
 from ...kernels import SharedPrefixes
 from ...kernels.shared import PIECE_FIELDS
-from ..layers.batch import NARROW, WIDE, ForwardBatch, StepArrays, slot_changes
-from ..scheduler import MAX_DRAFT_TOKENS, DecodePart, PlanRow, StepPlan
+from ..layers.batch import NARROW, WIDE, ForwardBatch, StepArrays
+from ..scheduler import MAX_DRAFT_TOKENS
 from .accelerator import Accelerator
 from .prefixes import PIECES_A_ROW, PrefixFinder, shared_size
 
@@ -59,22 +58,17 @@ class DeviceBatch:
         count = min(len(token_ids), self.num_fed)
         torch.clamp_min(token_ids[:count], 0, out=self.drawn[:count])
 
-    def forward_batch(self, plan: StepPlan) -> ForwardBatch:
-        """The batch of any plan, in newly allocated tensors."""
-        table, vectorised = self.slot_table, plan.vectorised
-        step, changes = StepArrays.of(plan), slot_changes(plan)
-        places = [self._places(changes)]
-        slots = [slots for _, _, slots in changes]
-        if vectorised is not None:
-            places.append(vectorised.row_ids * table.shape[1] + vectorised.starts)
-            slots.append(vectorised.slot_ids)
-        wide = {name: getattr(step, name) for name in WIDE} | {"places": np.concatenate(places)}
-        narrow = {name: getattr(step, name) for name in NARROW} | {"slots": np.concatenate(slots)}
+    def forward_batch(self, step: StepArrays) -> ForwardBatch:
+        """The batch of any step, in newly allocated tensors."""
+        table = self.slot_table
+        own_places = step.token_rows.astype(np.int64) * table.shape[1] + step.positions
+        places = np.concatenate((step.earlier.places(table.shape[1]), own_places))
+        slots = np.concatenate((step.earlier.slots, step.out_slots))
+        wide = {name: getattr(step, name) for name in WIDE} | {"places": places}
+        narrow = {name: getattr(step, name) for name in NARROW} | {"slots": slots}
         prefixes = None
         if self.prefixes is not None:
-            self.prefixes.note(changes)
-            if vectorised is not None:
-                self.prefixes.note_decode(vectorised)
+            self.prefixes.note_step(step)
             prefixes = self.prefixes.of(step.row_ids, step.kv_lens, np.diff(step.query_starts))
         if prefixes is not None:
             narrow |= {"order": prefixes.order, "own_from": prefixes.own_from, "pieces": prefixes.pieces.reshape(-1)}
@@ -92,36 +86,28 @@ class DeviceBatch:
         """``token_ids`` with the previous step's draws in place of negative ids."""
         return torch.where(token_ids < 0, self.drawn[(-1 - token_ids).clamp_min(0)], token_ids)
 
-    def write_decode(self, part: DecodePart, rows: Sequence[PlanRow], static: torch.Tensor, *, num_rows: int) -> None:
+    def write_decode(self, step: StepArrays, static: torch.Tensor, *, num_rows: int) -> None:
         """Write a step of one token a row into ``static``, as ``decode_views`` reads it, padded to ``num_rows`` rows.
 
-        Slots of ``rows`` that changed before this step's position are written to the table here; the reader of the
-        views writes this step's own slots.
+        Slots of earlier positions are written to the table here; the reader of the views writes this step's own slots.
         """
-        n = len(part)
+        n = len(step.row_ids)
         packed = np.zeros(decode_size_bytes(num_rows), dtype=np.uint8)
         wide = packed[: 3 * 8 * num_rows].view(np.int64).reshape(3, num_rows)
         narrow = packed[3 * 8 * num_rows :].view(np.int32).reshape(2, num_rows)
-        wide[0, :n] = part.token_ids
-        wide[1, :n] = part.starts
-        wide[2, :n] = part.slot_ids
+        wide[0, :n] = step.token_ids
+        wide[1, :n] = step.positions
+        wide[2, :n] = step.out_slots
         wide[2, n:] = self.spare_slot
-        narrow[0, :n] = part.row_ids
+        narrow[0, :n] = step.row_ids
         narrow[0, n:] = self._padding_row
-        narrow[1, :n] = part.starts + 1
+        narrow[1, :n] = step.kv_lens
         narrow[1, n:] = 1
-        written = [
-            (row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.start])
-            for row in rows
-            if row.stale_from < row.start
-        ]
         if self.prefixes is not None:
-            self.prefixes.note(written)
-            self.prefixes.note_decode(part)
-        if written:
-            upload = self.accelerator.upload
-            slots = np.concatenate([slots for _, _, slots in written])
-            self.slot_table.view(-1)[upload(self._places(written))] = upload(slots)
+            self.prefixes.note_step(step)
+        if step.earlier:
+            upload, table = self.accelerator.upload, self.slot_table
+            table.view(-1)[upload(step.earlier.places(table.shape[1]))] = upload(step.earlier.slots)
         self.accelerator.write(packed, static)
 
     def decode_views(self, static: torch.Tensor, *, num_rows: int) -> dict[str, Any]:
@@ -132,13 +118,6 @@ class DeviceBatch:
         return dict(zip(_STATIC_WIDE, wide.unbind(0), strict=True)) | dict(
             zip(_STATIC_NARROW, narrow.unbind(0), strict=True)
         )
-
-    def _places(self, written: list[tuple[int, int, np.ndarray]]) -> np.ndarray:
-        """The places in the flat table of the slots ``written``: (row, first position, slots)."""
-        width = self.slot_table.shape[1]
-        lengths = np.array([len(slots) for _, _, slots in written], dtype=np.int64)
-        firsts = np.array([row * width + start for row, start, _ in written], dtype=np.int64)
-        return np.arange(lengths.sum()) + np.repeat(firsts - np.cumsum(lengths) + lengths, lengths)
 
 
 def shared_views(static: torch.Tensor, *, num_rows: int) -> SharedPrefixes:

@@ -173,10 +173,10 @@ class Executor:
         self.graphs: DecodeGraphs | None = None
         self.inputs: DeviceBatch | None = None
         self._owned: HeldSlots | None = None  # where other ranks have some of the slots: in place of the slot table
+        if model.sequence is not None:
+            self._owned = model.sequence.slots(pool_slots=kv.num_slots, max_rows=max_rows, max_len=max_len)
         if self.accelerator is None:
             self.slot_table = np.zeros((max_rows, max_len), dtype=np.int32)
-            if model.sequence is not None:
-                self._owned = model.sequence.slots(pool_slots=kv.num_slots, max_rows=max_rows, max_len=max_len)
             self._replays = None if model.is_split else Replays(model, kv)
             return
         with torch.inference_mode():
@@ -188,7 +188,7 @@ class Executor:
                 spare_slot=spare_slot,
                 prefixes=prefix_finder(model, kv, num_rows=max_rows, max_len=max_len),
             )
-            if use_graphs:
+            if use_graphs and model.stage is None and model.sequence is None:
                 self.graphs = DecodeGraphs(model, kv, self.inputs)
 
     @property
@@ -207,44 +207,52 @@ class Executor:
 
         Without ``needs_all`` the caller reads only the head's input of some positions.
         """
-        adapters = self._adapters_of(plan)
         given = self._given(plan)
-        if self.inputs is not None:
-            is_plain = adapters is None and given is None
-            features = self.graphs.forward(plan) if self.graphs is not None and is_plain else None
-            if features is None:
-                batch = self._adapted(_with_given(self.inputs.forward_batch(plan), given), adapters)
-                features = self.model.features(batch, self.kv)
-            logits = self._logits(features)
-            if needs_all:
-                logits.whole()  # queue the head now: the device runs it while the host works
-            return logits
-        step = replace(StepArrays.of(plan), adapters=adapters)
+        step = replace(StepArrays.of(plan), adapters=self._adapters_of(plan))
         if self._split is not None:
-            self._split.announce(step)
+            self._split.announce(step, None if self.inputs is None else self.inputs.drawn)
         self.run(step, given)
         if not needs_all and self._split is not None:
             self.features = self._split.inputs(self.features)
-        return self._logits(self.features)
+        logits = self._logits(self.features)
+        if needs_all and self.inputs is not None and self._split is None:
+            logits.whole()  # queue the head now: the device runs it while the host works
+        return logits
 
     @torch.inference_mode()
     def run(self, step: StepArrays, given: GivenInputs | None = None) -> torch.Tensor:
-        """On a CPU: the head's input [L, C] of the step, as far as this stage has it. Valid until the next step."""
+        """The head's input [L, C] of the step, as far as this stage has it. Valid until the next step."""
         if self.model.stage is not None:
             self.features = self._run_stage(step, self.model.stage)
-        else:
+            return self.features
+        features = None
+        if self.graphs is not None and step.adapters is None and given is None:
+            features = self.graphs.forward(step)
+        if features is None:
             batch = _with_given(self._batch_of(step), given)
-            features = self._replays.forward(batch) if self._replays is not None else None
-            self.features = self.model.features(batch, self.kv) if features is None else features
-        return self.features
+            if self._replays is not None:
+                features = self._replays.forward(batch)
+            if features is None:
+                features = self.model.features(batch, self.kv)
+        self.features = features
+        return features
 
     def _batch_of(self, step: StepArrays) -> ForwardBatch:
+        batch, adapters = self._plain_batch(step), step.adapters
+        if adapters is not None and batch.spread is not None:
+            adapters = adapters[batch.spread.own.start : batch.spread.own.stop]
+        return self._adapted(batch, adapters)
+
+    def _plain_batch(self, step: StepArrays) -> ForwardBatch:
         if self._owned is None:
-            return self._adapted(ForwardBatch.from_arrays(step, self.slot_table, self.device), step.adapters)
-        batch, adapters = self._owned.batch(step), step.adapters
-        assert batch.spread is not None
-        own = slice(batch.spread.own.start, batch.spread.own.stop)
-        return self._adapted(batch, None if adapters is None else adapters[own])
+            if self.inputs is not None:
+                return self.inputs.forward_batch(step)
+            return ForwardBatch.from_arrays(step, self.slot_table, self.device)
+        batch = self._owned.batch(step)
+        if self.inputs is None:
+            return batch
+        batch = batch.uploaded(self.inputs.accelerator.upload)
+        return replace(batch, token_ids=self.inputs.known(batch.token_ids))
 
     def _run_stage(self, step: StepArrays, stage: Stage) -> torch.Tensor:
         """The head's input from all of the step's micro-steps."""
@@ -447,10 +455,11 @@ def _with_given(batch: ForwardBatch, given: GivenInputs | None) -> ForwardBatch:
 
 def prefix_finder(model: Model, kv: KVPool, *, num_rows: int, max_len: int) -> PrefixFinder | None:
     """None where the device's kernels find shared prefixes by themselves, or no layer's kernel reads them once: layers
-    with a sliding window and latent attention.
+    with a sliding window and latent attention. None too where ranks have different numbers of heads, as each of them
+    must find the same.
     """
     config = model.config
-    if config.latent is not None or all(layer.attention.window for layer in model.layers):
+    if not model.is_even or config.latent is not None or all(layer.attention.window for layer in model.layers):
         return None
     sharing = kernels.sharing_of(model.device, group=config.num_heads // config.num_kv_heads)
     if sharing is None:

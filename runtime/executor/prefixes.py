@@ -12,7 +12,7 @@ ends of chunks   r0  7 4 9     in common with the next      runs   r0 r1 r2   ch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,7 +20,8 @@ import numpy as np
 
 from ...kernels import Sharing
 from ...kernels.shared import PIECE_FIELDS
-from ..scheduler import MAX_DRAFT_TOKENS, DecodePart
+from ..layers.batch import StepArrays
+from ..scheduler import MAX_DRAFT_TOKENS
 
 PIECES_A_ROW = 2  # on average at most: there are fewer runs than rows, but a long run is several pieces
 
@@ -57,7 +58,7 @@ class PrefixFinder:
         self._ends = np.zeros((num_rows, max_len // sharing.chunk_len), np.int32)
         self._last: tuple[tuple[bytes, bytes] | None, Prefixes | None] = (None, None)
 
-    def note(self, changes: Sequence[tuple[int, int, np.ndarray]]) -> None:
+    def note(self, changes: Iterable[tuple[int, int, np.ndarray]]) -> None:
         """Record slots written to the table: (row, first position, slots)."""
         chunk_len = self._sharing.chunk_len
         for row, start, slots in changes:
@@ -67,21 +68,24 @@ class PrefixFinder:
                 self._ends[row, first : first + len(found)] = found
                 self._last = (None, None)
 
-    def note_decode(self, part: DecodePart) -> None:
-        """Record the slots of a decode step's own tokens."""
-        count, rest = np.divmod(part.starts + 1, self._sharing.chunk_len)
+    def note_step(self, step: StepArrays) -> None:
+        """Record the slots that a step brings. A decode step only makes rows longer, so the last result stays."""
+        self.note(step.earlier)
+        count, rest = np.divmod(step.positions + 1, self._sharing.chunk_len)
         whole = rest == 0
         if whole.any():
-            self._ends[part.row_ids[whole], count[whole] - 1] = part.slot_ids[whole]
+            self._ends[step.token_rows[whole], count[whole] - 1] = step.out_slots[whole]
+            if not step.is_decode:
+                self._last = (None, None)
 
-    def of_decode(self, part: DecodePart) -> Prefixes | None:
+    def of_decode(self, step: StepArrays) -> Prefixes | None:
         """The prefixes of a decode step; the same object as for the last step if nothing has changed."""
-        whole = part.starts // self._sharing.chunk_len
+        whole = step.positions // self._sharing.chunk_len
         if np.count_nonzero(whole) < 2:
             return None
-        key = (part.row_ids.tobytes(), whole.tobytes())
+        key = (step.row_ids.tobytes(), whole.tobytes())
         if key != self._last[0]:
-            self._last = (key, self._found(part.row_ids, whole, np.ones(len(whole), np.int64)))
+            self._last = (key, self._found(step.row_ids, whole, np.ones(len(whole), np.int64)))
         return self._last[1]
 
     def of(self, row_ids: np.ndarray, ends: np.ndarray, counts: np.ndarray) -> Prefixes | None:

@@ -26,8 +26,10 @@ class Shortlist:
 class SplitSteps(Protocol):
     """The other ranks, as rank 0's executor sees them."""
 
-    def announce(self, step: StepArrays) -> None:
-        """Every rank runs the forward of ``step`` now."""
+    def announce(self, step: StepArrays, drawn: Tensor | None) -> None:
+        """Every rank runs the forward of ``step`` now. ``drawn``: the draws that its tokens may refer to; they lie on
+        the device, and the other ranks get them.
+        """
         ...
 
     def shortlist(self, features: Tensor, k: int, masks: StepMasks | None) -> Shortlist:

@@ -3,6 +3,7 @@
 a row's tokens:   [0, kv_len - n) in the pool   [kv_len - n, kv_len) in this step: token_ids[starts[r]:starts[r+1]]
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -11,9 +12,9 @@ import numpy as np
 import torch
 
 from ...kernels import SharedPrefixes
-from ..scheduler.plan import DecodePart, StepPlan
+from ..scheduler.plan import DecodePart, PlanRow, StepPlan
 from .adapters import AdapterRows
-from .spread import Spread
+from .spread import Spread, Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,22 @@ class ForwardBatch:
         of_logits = AdapterRows.of(ids[self.logits_rows], num_adapters)
         return replace(self, adapters=AdapterRows.of(ids, num_adapters), logits_adapters=of_logits)
 
+    def uploaded(self, upload: Upload) -> "ForwardBatch":
+        """This batch of host memory on a device, with the slot table of its rows alone."""
+        width = max(1, int(self.kv_lens.max()))
+        return replace(
+            self,
+            token_ids=upload(self.token_ids.numpy()),
+            positions=upload(self.positions.numpy()),
+            out_slots=upload(self.out_slots.numpy()),
+            logits_rows=upload(self.logits_rows.numpy()),
+            query_starts=upload(self.query_starts.numpy()),
+            kv_lens=upload(self.kv_lens.numpy()),
+            row_ids=upload(np.arange(len(self.row_ids), dtype=np.int32)),
+            slot_table=upload(self.slot_table[self.row_ids.long(), :width].numpy()),
+            spread=None if self.spread is None else self.spread.uploaded(upload),
+        )
+
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[0]
@@ -95,11 +112,58 @@ NARROW = ("row_ids", "query_starts", "kv_lens")
 
 
 @dataclass(frozen=True, slots=True)
+class SlotRuns:
+    """Slots of neighbouring positions: run i has ``lengths[i]`` of them, of row ``rows[i]`` from position ``starts[i]``
+    on; ``slots`` are those of all runs. Iterating gives (row, first position, slots).
+    """
+
+    rows: np.ndarray  # int32 [E], as the next two
+    starts: np.ndarray
+    lengths: np.ndarray
+    slots: np.ndarray
+
+    @classmethod
+    def missing(cls, rows: Sequence[PlanRow]) -> "SlotRuns":
+        """The slots before each row's start that the executor does not hold."""
+        late = [row for row in rows if row.stale_from < row.start]
+        if not late:
+            return NO_RUNS
+        starts = np.array([row.stale_from for row in late], np.int32)
+        ends = np.array([row.start for row in late], np.int32)
+        slots = np.concatenate([row.slot_ids[row.stale_from : row.start] for row in late])
+        return cls(np.array([row.row_id for row in late], np.int32), starts, ends - starts, slots)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        at = 0
+        for row, start, length in zip(self.rows.tolist(), self.starts.tolist(), self.lengths.tolist(), strict=True):
+            yield row, start, self.slots[at : at + length]
+            at += length
+
+    @property
+    def firsts(self) -> np.ndarray:
+        """[E]: of each run, its first slot's index in ``slots``."""
+        return np.cumsum(self.lengths, dtype=np.int64) - self.lengths
+
+    def places(self, width: int) -> np.ndarray:
+        """int64: of each slot its place in a table with rows of ``width``."""
+        offsets = self.rows.astype(np.int64) * width + self.starts - self.firsts
+        return np.repeat(offsets, self.lengths) + np.arange(len(self.slots))
+
+
+_NONE = np.zeros(0, np.int32)
+NO_RUNS = SlotRuns(_NONE, _NONE, _NONE, _NONE)
+
+
+@dataclass(frozen=True, slots=True)
 class StepArrays:
     """The integers of a ``ForwardBatch``, of any integer type.
 
-    ``earlier`` (row, first position, slots): slots of positions before the step's own that the slot table lacks.
-    ``adapters``: each token's adapter, -1 for none; None where no token has one.
+    ``earlier``: slots of positions before the step's own that the slot table lacks.
+    A token id of ``-1 - i`` stands for draw i of the step before, as in a plan. ``adapters``: each token's adapter, -1
+    for none; None where no token has one.
     """
 
     token_ids: np.ndarray
@@ -109,17 +173,13 @@ class StepArrays:
     row_ids: np.ndarray
     query_starts: np.ndarray
     kv_lens: np.ndarray
-    earlier: list[tuple[int, int, np.ndarray]]
+    earlier: SlotRuns
     adapters: np.ndarray | None = None
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepArrays":
         rows = plan.rows
-        earlier = [
-            (row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.start])
-            for row in rows
-            if row.stale_from < row.start
-        ]
+        earlier = SlotRuns.missing(rows)
         part = plan.decodes()
         if part is not None:
             steps = np.arange(len(part) + 1)
@@ -159,6 +219,16 @@ class StepArrays:
         return len(self.token_ids)
 
     @property
+    def is_decode(self) -> bool:
+        """Whether each row has one token, whose logits are wanted."""
+        return len(self.row_ids) == len(self.token_ids) == len(self.logits_rows)
+
+    @property
+    def num_fed(self) -> int:
+        """The tokens refer to draws of the step before below this number."""
+        return max(0, -int(self.token_ids.min(initial=0)))
+
+    @property
     def token_rows(self) -> np.ndarray:
         """[T]: of each token its row of the slot table."""
         if len(self.row_ids) == len(self.token_ids):
@@ -186,15 +256,9 @@ class StepArrays:
             self.row_ids[rows],
             bounds - first,
             self.positions[bounds[1:] - 1] + 1,
-            self.earlier if first == 0 else [],
+            self.earlier if first == 0 else NO_RUNS,
             None if self.adapters is None else self.adapters[tokens],
         )
-
-
-def slot_changes(plan: StepPlan) -> list[tuple[int, int, np.ndarray]]:
-    """All slots that ``plan.rows`` bring, their own tokens' too: (row, first position, slots)."""
-    rows = (row for row in plan.rows if row.stale_from < row.end)
-    return [(row.row_id, row.stale_from, row.slot_ids[row.stale_from : row.end]) for row in rows]
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

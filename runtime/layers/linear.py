@@ -6,8 +6,18 @@ from typing import Literal
 import torch
 
 from ...cpu_isa import isa
-from ...kernels.linear import PackedLinear
-from ..quant import GROUP32_KINDS, GroupTensor, Weight, quantize_group32, repack_group32, round_to_bytes
+from ...kernels.backend import reads_packed
+from ...kernels.linear import PackedBytes, PackedLinear
+from ..quant import (
+    GROUP32_KINDS,
+    GroupTensor,
+    QuantTensor,
+    Weight,
+    pack_records,
+    quantize_group32,
+    repack_group32,
+    round_to_bytes,
+)
 from ..weights.model_config import Activation
 from .adapters import AdapterRows, LowRank
 
@@ -118,7 +128,12 @@ def stacked_linear(
         run, form = weights[start:end], forms[start]
         bias = None if biases is None else (torch.cat(list(biases[start:end])) * gain).to(dtype).to(device)
         if form == "groups":
-            parts.append(PackedLinear(_groups(run, gain, device), precision=precision, bias=bias, out_dtype=out_dtype))
+            packed = _packed_groups(run, precision, gain, bias, device)
+            if packed is not None:
+                parts.append(PackedLinear.of_packed(packed, out_dtype=out_dtype))
+            else:
+                groups = _groups(run, gain, device)
+                parts.append(PackedLinear(groups, precision=precision, bias=bias, out_dtype=out_dtype))
         elif form in ("auto", "int8", "int16"):
             parts.append(PackedLinear(_bytes(run, gain, device), precision=form, bias=bias, out_dtype=out_dtype))
         else:
@@ -158,10 +173,31 @@ def bits_of(weight: Weight) -> Literal[4, 8, 16]:
     return 4 if is_four else 8
 
 
+def _packed_groups(
+    weights: Sequence[Weight],
+    precision: LinearPrecision,
+    gain: float,
+    bias: torch.Tensor | None,
+    device: torch.device | str,
+) -> PackedBytes | None:
+    """A file's blocks of 4 bits as ``PackedLinear`` would pack ``_groups`` of them, in one pass; None elsewhere."""
+    if precision not in ("auto", "int16") or isa().has_tiles or torch.device(device).type != "cpu":
+        return None
+    if reads_packed(device):
+        return None
+    blocks = [weight for weight in weights if isinstance(weight, QuantTensor)]
+    records = pack_records(blocks, gain=gain) if len(blocks) == len(weights) else None
+    if records is None:
+        return None
+    shape = sum(weight.shape[0] for weight in blocks), blocks[0].shape[1]
+    bias = None if bias is None else bias.float().contiguous()
+    return PackedBytes(shape, 4, 16 if precision == "int16" else 8, (records,), bias)
+
+
 def _groups(
     weights: Sequence[Weight], gain: float, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    q, scale, zero = (torch.cat(pieces).to(device) for pieces in zip(*map(_as_groups, weights), strict=True))
+    q, scale, zero = (_joined(pieces).to(device) for pieces in zip(*map(_as_groups, weights), strict=True))
     return q, scale * gain, zero * gain
 
 
@@ -177,8 +213,12 @@ def _bytes(weights: Sequence[Weight], gain: float, device: torch.device | str) -
         for weight in weights
         if not isinstance(weight, torch.Tensor)
     ]
-    q, scale = (torch.cat(pieces).to(device) for pieces in zip(*made, strict=True))
+    q, scale = (_joined(pieces).to(device) for pieces in zip(*made, strict=True))
     return q, scale * gain
+
+
+def _joined(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
 
 
 def _floats(weights: Sequence[Weight], form: Form, gain: float, device: torch.device | str) -> torch.Tensor:

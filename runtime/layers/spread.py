@@ -1,9 +1,14 @@
 """A step whose keys and values are spread over several ranks, as one of these ranks sees it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
 import torch
+
+Upload = Callable[[np.ndarray], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,10 @@ class TokenShares:
     slots: torch.Tensor  # int64
     num_logits: tuple[int, ...]  # of each rank
 
+    def uploaded(self, upload: Upload) -> TokenShares:
+        given = tuple(upload(tokens.numpy()) for tokens in self.given)
+        return replace(self, given=given, slots=upload(self.slots.numpy()))
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -35,3 +44,12 @@ class Spread:
     num_logits: int
     own: range  # the tokens that this rank runs
     shares: TokenShares | None = None
+
+    def uploaded(self, upload: Upload) -> Spread:
+        """The same on a device."""
+        return replace(
+            self,
+            ends=upload(self.ends.numpy()),
+            firsts={window: upload(firsts.numpy()) for window, firsts in self.firsts.items()},
+            shares=None if self.shares is None else self.shares.uploaded(upload),
+        )

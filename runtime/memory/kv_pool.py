@@ -68,9 +68,9 @@ class KVPool:
         return len(self.parts) * self._keys.numel() * self._keys.element_size()
 
 
-def slot_size_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values in all layers."""
-    vectors = config.slot_vectors * config.num_layers * config.num_kv_heads
+def slot_size_bytes(config: ModelConfig, dtype: torch.dtype, *, num_layers: int | None = None) -> int:
+    """Bytes of one token's keys and values in so many layers; None: in all of them."""
+    vectors = config.slot_vectors * (config.num_layers if num_layers is None else num_layers) * config.num_kv_heads
     return vectors * kv_row_len(config.head_dim, dtype) * dtype.itemsize
 
 

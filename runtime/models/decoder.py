@@ -116,6 +116,7 @@ class Model:
     positions: torch.Tensor | None = None  # [positions, C], added to the embedding
     adapters: tuple[str, ...] = ()  # names; a row refers to one by its index here
     is_split: bool = False  # one rank's share: its layers wait for other ranks, which a tape cannot
+    is_even: bool = True  # all ranks have as many heads
     first_layer: int = 0
     stage: Stage | None = None
     sequence: KeyHolders | None = None

@@ -1,7 +1,7 @@
 """From a weight file to a model in memory, at an engine's precision."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from ...cpu_isa import isa
 from ...kernels.backend import reads_packed
 from ...kernels.linear import PackedLinear, has_bfloat16_products
-from ...kernels.quantized_weight import pack_experts
+from ...kernels.quantized_weight import Experts, QuantizedWeight, joined_experts
 from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..config import EngineConfig
 from ..layers.attention import Attention
@@ -24,7 +24,7 @@ from ..layers.mlp import MLP
 from ..layers.moe import MoE
 from ..layers.norm import LayerNorm, NoNorm, RMSNorm
 from ..layers.rotary import cos_sin_table, unrotated_table
-from ..quant import QuantTensor, Weight
+from ..quant import GroupTensor, QuantTensor, Weight
 from ..weights.config_parts import Latent
 from ..weights.home import default_home
 from ..weights.model_config import ModelConfig
@@ -80,9 +80,18 @@ class Split(Protocol):
         ...
 
 
-def load_model(path: Path | str, config: EngineConfig, *, split: Split | None = None) -> Model:
+def load_model(
+    path: Path | str,
+    config: EngineConfig,
+    *,
+    split: Split | None = None,
+    later: Callable[[Callable[[], None]], None] | None = None,
+) -> Model:
     """``path`` as ``open_weights`` takes it. Positions go up to ``max_seq_len``, or as far as the model was trained.
     With ``split`` only one rank's share is read.
+
+    ``later`` gets the work that the model does not need, which is to be called from any thread: a copy of the packed
+    weights is written to disk. Without it that is done here.
     """
     device = device_named(config.device)
     file: WeightFile = RandomFolder(Path(path), device=device) if config.weights == "random" else open_weights(path)
@@ -109,8 +118,8 @@ def load_model(path: Path | str, config: EngineConfig, *, split: Split | None = 
     if config.repack_cache and split is None and config.weights != "random" and device.type == "cpu":
         packed = PackedCopy(default_home() / "packed", file.path, precision=precision)
     model = _Loader(file, precision, device, run, packed).model(num_positions)
-    if packed is not None:
-        packed.save()
+    if packed is not None and packed.has_new:
+        (later or _now)(packed.save)
     if file.unpacked():
         log.warning("%s: %s are unpacked: no kernel multiplies their form", file.path, file.unpacked())
     if config.adapters:
@@ -118,6 +127,10 @@ def load_model(path: Path | str, config: EngineConfig, *, split: Split | None = 
     if config.kv_dtype != "auto":
         model = replace(model, kv_dtype=_KV_TYPES[config.kv_dtype])
     return model if split is None else split.joined(model)
+
+
+def _now(work: Callable[[], None]) -> None:
+    work()
 
 
 def refuse_kv_dtype(config: EngineConfig, file: WeightFile, device: torch.device) -> None:
@@ -168,7 +181,7 @@ class _Loader:
         return Model(
             config=config,
             embedding=embedding,
-            layers=tuple(self.layer(i, table_of(self.rope_kind(i))) for i in run.layers),
+            layers=tuple(self.layers(run, table_of)),
             norm=self.norm(self.names.of_model("norm"), config.hidden_size) if is_last else NoNorm(),
             head=LMHead(logits, cap=config.logits_cap),
             max_positions=num_positions,
@@ -178,6 +191,13 @@ class _Loader:
             device=self.device,
             first_layer=run.layers.start,
         )
+
+    def layers(self, run: LayerRun, table_of: Callable[[RopeKind], torch.Tensor]) -> Iterator[DecoderLayer]:
+        """One after the other: of the file, one layer at a time is in memory."""
+        for i in run.layers:
+            self.file.release()
+            yield self.layer(i, table_of(self.rope_kind(i)))
+        self.file.release()
 
     def ends(self) -> tuple[EmbeddingTable, Linear]:
         """The embedding and the head's product, as far as these layers have them."""
@@ -335,23 +355,15 @@ class _Loader:
         config = self.config
         hidden, inner, count = config.hidden_size, config.expert_size, config.num_experts
         held = range(count) if self.run.experts is None else self.run.experts
-        num_places = len(held) + self.run.spare_experts  # unread ones take memory when they are filled
-        gate_up = torch.empty((num_places, 2 * inner, hidden), dtype=self.stored, device=self.device)
-        down = torch.empty((num_places, hidden, inner), dtype=self.stored, device=self.device)
-        for into, key in (
-            (gate_up[:, :inner], "expert_gate"),
-            (gate_up[:, inner:], "expert_up"),
-            (down, "expert_down"),
-        ):
-            self.read_experts(i, key, held, into[: len(held)])
+        gate_up = self.experts(i, {"expert_gate": inner, "expert_up": inner}, hidden, held)
+        down = self.experts(i, {"expert_down": hidden}, inner, held)
         router = self.read(self.names.of_layer(i, "router"), (count, hidden))
         precision: LinearPrecision = "float32" if self.dtype == torch.float32 else "bfloat16"
-        is_packed = self.precision == "fp8" and reads_packed(self.device)
         return MoE(
             # Experts are chosen in float32: in bfloat16 their scores would tie.
             stacked_linear([router], precision=precision, device=self.device, out_dtype=torch.float32),
-            pack_experts(gate_up) if is_packed else gate_up,
-            pack_experts(down) if is_packed else down,
+            gate_up,
+            down,
             top_k=config.experts_per_token,
             normalise=config.normalised_experts,
             shared=self.shared_expert(i) if config.shared_expert_size else None,
@@ -359,6 +371,41 @@ class _Loader:
             routing=config.routing,
             bias=self.router_bias(i) if config.routing is not None and config.routing.has_bias else None,
         )
+
+    def experts(self, layer: int, rows: dict[str, int], row_len: int, held: range) -> Experts:
+        """The experts ``held``, each stacked of ``rows``: packed where the device's kernels read the form that products
+        would have, else floats [E, rows, row_len], then with the spare places.
+        """
+        if reads_packed(self.device) and not self.run.spare_experts:
+            found = self.packed_experts(layer, rows, row_len, held)
+            if found is not None:
+                return found
+        num_places = len(held) + self.run.spare_experts  # unread ones take memory when they are filled
+        floats = torch.empty((num_places, sum(rows.values()), row_len), dtype=self.stored, device=self.device)
+        for into, key in zip(floats.split(list(rows.values()), dim=1), rows, strict=True):
+            self.read_experts(layer, key, held, into[: len(held)])
+        return floats
+
+    def packed_experts(self, layer: int, rows: dict[str, int], row_len: int, held: range) -> QuantizedWeight | None:
+        """None where an expert would be floats, or several parts, or another kind than the others."""
+        found: list[QuantizedWeight] = []
+        stacks = {}
+        if self.file.format == "gguf":
+            stacks = {
+                key: self.read(self.names.of_layer(layer, key), (len(held) * num, row_len)) for key, num in rows.items()
+            }
+        for place, expert in enumerate(held):
+            weights = [
+                _rows_of(stacks[key], slice(place * num, (place + 1) * num))
+                if stacks
+                else self.read(self.names.of_expert(layer, expert, key), (num, row_len))
+                for key, num in rows.items()
+            ]
+            (part, *others) = stacked_linear(weights, precision=self.precision, device=self.device).parts
+            if others or part.quantized is None or (found and part.quantized.kind != found[0].kind):
+                return None
+            found.append(part.quantized)
+        return joined_experts(found)
 
     def read_experts(self, layer: int, key: str, held: range, into: torch.Tensor) -> None:
         """Fills ``into`` [E, rows, columns] with the experts ``held``."""
@@ -462,7 +509,13 @@ class _Loader:
         return found
 
 
+def _rows_of(weight: Weight, rows: slice) -> Weight:
+    return weight[rows] if isinstance(weight, torch.Tensor) else weight.take_rows(rows)
+
+
 def _is_exact_in_bytes(weight: Weight) -> bool:
+    if isinstance(weight, GroupTensor):
+        return weight.is_exact_in_bytes
     return isinstance(weight, QuantTensor) and weight.kind == "Q8_0"
 
 

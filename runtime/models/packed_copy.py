@@ -85,6 +85,11 @@ class PackedCopy:
         if all(part is not None for part in packed):
             self._kept[name] = tuple(part for part in packed if part is not None)
 
+    @property
+    def has_new(self) -> bool:
+        """Whether there is something for ``save``."""
+        return bool(self._kept)
+
     def save(self) -> None:
         """Write a copy, if products were kept and their weights are worth it; a full disk costs only the copy."""
         header, tensors = _laid_out(self._found | self._kept)

@@ -5,7 +5,7 @@
     short steps:  results, zeros for other tokens ─► one sum of all ranks
 
 (GShard: Lepikhin et al., 2021.) Every rank has every token's input, so results alone are sent. All ranks know all
-choices, so they know each message's size.
+choices, so they know each message's size. A GPU joins all steps by a sum: its host does not know the choices.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import QuantizedWeight, mix_experts
+from ...kernels.backend import reads_packed
 from ..layers.adapters import AdapterRows
 from ..layers.moe import MoE
 from .expert_places import BLOCK, Places
@@ -48,12 +49,23 @@ class SplitExperts(MoE):
 
     def __call__(self, x: Tensor, rows: AdapterRows | None = None) -> Tensor:  # [T, C] -> [T, C]
         weights, ids = self._route(self.router(x))  # [T, k]
+        if reads_packed(x.device):  # a GPU's host must not wait for the choices: nothing has a size that they decide
+            mixed = self._masked_experts(x, weights, ids)
+            return self._group.sum(mixed if self.shared is None else mixed + self._shared_part(x))
         mixed = self._own_experts(x, weights, ids)
         if self.shared is not None:  # its part is of all tokens
             return self._group.sum(mixed + self._shared_part(x))
         if x.numel() < SUM_BY_PARTS:
             return self._group.sum(mixed)
         return self._exchanged(mixed, ids)
+
+    def _masked_experts(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """[T, C]: what this rank's experts give to each token; choices of other experts are of none."""
+        mine = self._held[self._group.rank]
+        is_mine = (ids >= mine.start) & (ids < mine.stop)
+        taken = x if isinstance(self.gate_up, QuantizedWeight) else x.to(self.gate_up.dtype)
+        own_ids = torch.where(is_mine, ids - mine.start, -1).int()
+        return mix_experts(taken, self.gate_up, self.down, weights, own_ids).to(x.dtype)
 
     def _own_experts(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """[T, C]: what this rank's experts give to each token."""

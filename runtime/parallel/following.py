@@ -27,6 +27,9 @@ def follow(executor: Executor, group: Group, *, num_tokens: int, copies: ExpertC
     while True:
         match line.receive():
             case StepArrays() as step:
+                if step.num_fed:
+                    assert executor.inputs is not None
+                    group.broadcast(executor.inputs.drawn[: step.num_fed])
                 features = executor.run(step)
             case Whole(num_rows=num_rows):
                 if num_rows != len(features):

@@ -22,10 +22,12 @@ from typing import IO, Protocol
 
 import msgspec
 
-from ...protocol.errors import EngineLost, ErrorInfo, InvalidParams, Unsupported, from_info
+from ...protocol.errors import EngineLost, ErrorInfo, InvalidParams, PhloemError, Unsupported, from_info
 from ..config import EngineConfig
 from ..models import Model
+from ..models.loading import device_named
 from .child import module_program
+from .devices import on_device, refuse_devices
 from .group import Group, connect
 from .leader import Leader
 from .mesh import Mesh
@@ -81,14 +83,14 @@ def refuse_combinations(config: EngineConfig) -> None:
             f"expert_copies={config.expert_copies}: it must be 0, or above 0 with expert_parallel of 2 or more",
             where="expert_copies",
         )
+    refuse_devices(config)
     if mesh.size == 1:
         return
     others = {
-        f"device={config.device!r}": config.device != "cpu",
         f"host_cache_bytes={config.host_cache_bytes:,}": bool(config.host_cache_bytes),
         f"disk_cache={config.disk_cache!r}": bool(config.disk_cache),
         f"shared_cache={config.shared_cache!r}": bool(config.shared_cache),
-        f"draft_model={config.draft_model!r}": config.draft_model.startswith(("self:", "eagle:")),
+        f"draft_model={config.draft_model!r}": config.draft_model.startswith("self:"),
     }
     for option, is_given in others.items():
         if is_given:
@@ -108,6 +110,7 @@ class LocalGang:
     def __init__(self, config: EngineConfig) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="phloem-ranks-"))
         self._config, self._timeout_s = config, config.rank_timeout_s
+        self._device = device_named(on_device(config, 0).device)
         self._is_closing = False
         self._leader: Leader | None = None
         self._ranks: list[_RankProcess] = []
@@ -127,7 +130,7 @@ class LocalGang:
         def run() -> None:
             try:
                 # All ranks import torch first, which a busy machine takes long for.
-                found.append(connect(self._folder, rank=0, size=size, timeout_s=self._timeout_s))
+                found.append(connect(self._folder, rank=0, size=size, timeout_s=self._timeout_s, device=self._device))
             except BaseException as error:
                 found.append(error)
 
@@ -140,6 +143,8 @@ class LocalGang:
                     rank.loaded(1.0)
                     raise EngineLost(rank.death())
         (group,) = found
+        if isinstance(group, PhloemError):
+            raise group
         if isinstance(group, BaseException):
             raise EngineLost(str(group)) from group
         return group
@@ -152,7 +157,8 @@ class LocalGang:
         for rank in self._ranks:
             rank.tell(shape)
             threading.Thread(target=self._watch, args=(rank,), name="phloem-rank-watch", daemon=True).start()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._device.type == "cpu":  # pairs of GPUs meet there later
+            shutil.rmtree(self._folder, ignore_errors=True)
         return self._leader
 
     def _watch(self, rank: _RankProcess) -> None:

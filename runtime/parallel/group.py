@@ -2,12 +2,12 @@
 
 A group is made once for each rank and passed as an argument; there is no default group. All ranks call the same
 collectives in the same order. A sum adds in the order of ranks, so every rank gets the same bits, and so does any other
-``Group`` with the same shares.
+``Group`` with the same shares. Tensors of a GPU go from GPU to GPU over NCCL, those of the host over gloo.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -17,10 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .devices import kind_of, refuse_mixed
+from .links import GlooLink, Link, NcclLink, Transfer, Wait
 from .lost import GangLost
-from .sizes import SUM_BY_PARTS
+from .sizes import GPU_SUM_BY_PARTS, SUM_BY_PARTS
 
 LOOPBACK = "127.0.0.1"
+CPU = torch.device("cpu")
 
 
 class Group(Protocol):
@@ -75,9 +78,6 @@ class Group(Protocol):
         ...
 
 
-Wait = Callable[[], object]
-
-
 class Alone:
     """The group of one rank: nothing is sent."""
 
@@ -116,25 +116,29 @@ class Alone:
 
 
 class Distributed:
-    """Ranks that are processes, joined by a process group of torch.distributed.
-
-    Tensors are copied by sends and receives alone: one thread hop each, where gloo's own collectives take several.
-    """
+    """Ranks that are processes. ``links``: how they are joined, by the type of a tensor's device."""
 
     def __init__(
-        self, process_group: Any, *, rank: int, size: int, peers: Sequence[int] = (), failures: list[str] | None = None
+        self,
+        links: Mapping[str, Link],
+        *,
+        rank: int,
+        size: int,
+        peers: Sequence[int] = (),
+        failures: list[str] | None = None,
     ) -> None:
-        """``peers``: the process group's ranks that this group's ranks are; by default the same. ``failures``: of
-        another group on the same transport.
+        """``peers``: the links' ranks that this group's ranks are; by default the same. ``failures``: of another group
+        on the same links.
         """
-        self._transport = process_group
+        self.links = links
         self.rank, self.size = rank, size
         self._peers = list(peers) or list(range(size))
         self._others = [other for other in range(size) if other != rank]
         self._failures = [] if failures is None else failures  # the first one; every later call fails at once
 
     def sum(self, x: Tensor) -> Tensor:
-        if x.numel() < SUM_BY_PARTS or self.size == 2:
+        by_parts = SUM_BY_PARTS if x.device.type == "cpu" else GPU_SUM_BY_PARTS
+        if x.numel() < by_parts or self.size == 2:
             return added(self.gather(x.contiguous()))
         # Rank r adds the r-th part of every rank's x, then all ranks get all sums: 2 (N - 1) / N of x is sent.
         flat = x.contiguous().view(-1)
@@ -147,80 +151,68 @@ class Distributed:
 
     def gather(self, x: Tensor) -> list[Tensor]:
         found = [x if rank == self.rank else torch.empty_like(x) for rank in range(self.size)]
-        with self._watched():
-            self._wait([*self._sends(x), *self._receives(found)])
+        self._move(x, self._with_peers([x] * self.size), self._with_peers(found))
         return found
 
     def scatter(self, parts: Sequence[Tensor] | None, into: Tensor, *, source: int = 0) -> Tensor:
         if self.rank != source:
-            return self.receive(into, source)
+            self._move(into, [], [(into, self._peers[source])])
+            return into
         assert parts is not None
-        with self._watched():
-            self._wait([self._send(parts[other], other) for other in self._others])
+        self._move(into, self._with_peers(parts), [])
         return into.copy_(parts[source])
 
     def broadcast(self, x: Tensor, *, source: int = 0) -> None:
-        with self._watched():
-            if self.rank == source:
-                self._wait(self._sends(x))
-            else:
-                self._wait([self._receive(x, source)])
+        if self.rank == source:
+            self._move(x, self._with_peers([x] * self.size), [])
+        else:
+            self._move(x, [], [(x, self._peers[source])])
 
     def exchange(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         into[self.rank].copy_(parts[self.rank])
-        with self._watched():
-            sends = [self._send(parts[other], other) for other in self._others if parts[other].numel()]
-            receives = [self._receive(into[other], other) for other in self._others if into[other].numel()]
-            self._wait([*sends, *receives])
+        sends, receives = ([pair for pair in self._with_peers(all_) if pair[0].numel()] for all_ in (parts, into))
+        self._move(parts[self.rank], sends, receives)
 
     def send(self, x: Tensor, to: int) -> None:
-        with self._watched():
-            self._wait([self._send(x, to)])
+        self.start_send(x, to)()
 
     def receive(self, into: Tensor, source: int) -> Tensor:
-        with self._watched():
-            self._wait([self._receive(into, source)])
+        self.start_receive(into, source)()
         return into
 
     def start_send(self, x: Tensor, to: int) -> Wait:
         with self._watched():
-            return self._finish(self._send(x, to), x)
+            return self._finish(self._link(x).send(x, self._peers[to]), x)
 
     def start_receive(self, into: Tensor, source: int) -> Wait:
         with self._watched():
-            return self._finish(self._receive(into, source), into)
+            return self._finish(self._link(into).receive(into, self._peers[source]), into)
 
     def part(self, ranks: Sequence[int]) -> Group:
         if len(ranks) == 1:
             return Alone()
         peers = [self._peers[rank] for rank in ranks]
         own = list(ranks).index(self.rank)
-        return Distributed(self._transport, rank=own, size=len(peers), peers=peers, failures=self._failures)
+        return Distributed(self.links, rank=own, size=len(peers), peers=peers, failures=self._failures)
 
-    def _finish(self, work: Any, x: Tensor) -> Wait:
+    def _link(self, x: Tensor) -> Link:
+        return self.links[x.device.type]
+
+    def _move(self, like: Tensor, sends: Sequence[Transfer], receives: Sequence[Transfer]) -> None:
+        with self._watched():
+            self._link(like).move(sends, receives)()
+
+    def _with_peers(self, tensors: Sequence[Tensor]) -> list[Transfer]:
+        """Each other rank's tensor."""
+        return [(tensors[other], self._peers[other]) for other in self._others]
+
+    def _finish(self, transfer: Wait, x: Tensor) -> Wait:
         def wait() -> Tensor:
             with self._watched():
-                work.wait()
+                transfer()
             return x  # which lives as long as the transfer
 
         return wait
-
-    def _send(self, x: Tensor, to: int) -> Any:
-        return self._transport.send([x], self._peers[to], 0)
-
-    def _receive(self, into: Tensor, source: int) -> Any:
-        return self._transport.recv([into], self._peers[source], 0)
-
-    def _sends(self, x: Tensor) -> list[Any]:
-        return [self._send(x, other) for other in self._others]
-
-    def _receives(self, into: Sequence[Tensor]) -> list[Any]:
-        return [self._receive(into[other], other) for other in self._others]
-
-    @staticmethod
-    def _wait(works: list[Any]) -> None:
-        for work in works:
-            work.wait()
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -246,24 +238,48 @@ def _reason(error: RuntimeError) -> str:
     return str(error).partition("] ")[2].partition(". This is")[0] or str(error)
 
 
-def connect(folder: Path, *, rank: int, size: int, timeout_s: float, start_timeout_s: float = 600.0) -> Group:
-    """This rank's group of ``size`` processes of this machine, which all give the same new ``folder``.
+def connect(
+    folder: Path,
+    *,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    device: torch.device = CPU,
+    start_timeout_s: float = 600.0,
+) -> Group:
+    """This rank's group of ``size`` processes of this machine, which all give the same new ``folder``. With a GPU as
+    ``device`` the folder has to stay until the group's end.
 
     Waits until every rank has called it, at most ``start_timeout_s``. Sockets are bound to loopback. A rank that does
-    not take part in a collective within ``timeout_s`` is lost.
+    not take part in a collective within ``timeout_s`` is lost. Raises Unsupported where ranks have different devices.
     """
     if size == 1:
         return Alone()
+    try:
+        store = dist.FileStore(str(folder / "ranks"), size)
+        store.set_timeout(timedelta(seconds=start_timeout_s))
+        store.set(f"here {rank}", kind_of(device))  # before the group exists, whose own timeout is short
+        store.wait([f"here {other}" for other in range(size)])
+        refuse_mixed([store.get(f"here {other}").decode() for other in range(size)])
+        group = Distributed(links_of(store, device, rank=rank, size=size, timeout_s=timeout_s), rank=rank, size=size)
+        if device.type == "cuda":
+            group.gather(torch.zeros(1, device=device))  # all ranks connect here, and parts of them need not
+        return group
+    except RuntimeError as error:
+        raise GangLost(f"rank {rank} of {size} could not reach the others: {error}") from error
+
+
+def links_of(store: dist.Store, device: torch.device, *, rank: int, size: int, timeout_s: float) -> dict[str, Link]:
+    """By the type of a tensor's device: gloo for the host's, and NCCL for those of a GPU where the rank has one."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=LOOPBACK)]
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 1
-    try:
-        store = dist.FileStore(str(folder / "ranks"), size)
-        store.set_timeout(timedelta(seconds=start_timeout_s))
-        store.set(f"here {rank}", "1")  # before the group exists, whose own timeout is short
-        store.wait([f"here {other}" for other in range(size)])
-        return Distributed(gloo(store, rank, size, options), rank=rank, size=size)
-    except RuntimeError as error:
-        raise GangLost(f"rank {rank} of {size} could not reach the others: {error}") from error
+    links: dict[str, Link] = {"cpu": GlooLink(gloo(store, rank, size, options))}
+    if device.type == "cuda":
+        nccl: Any = dist.ProcessGroupNCCL  # only in builds of torch that have NCCL; it connects at its first transfer
+        options = nccl.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        links["cuda"] = NcclLink(nccl(dist.PrefixStore("gpus", store), rank, size, options))
+    return links

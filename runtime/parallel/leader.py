@@ -55,9 +55,12 @@ class Leader:
     def num_orders(self) -> int:
         return self._line.num_orders
 
-    def announce(self, step: StepArrays) -> None:
+    def announce(self, step: StepArrays, drawn: Tensor | None) -> None:
         self._review(is_idle=False)
         self._give(step)
+        if step.num_fed:
+            assert drawn is not None
+            self.group.broadcast(drawn[: step.num_fed])
         if self.copies is not None:
             self.copies.note_step(step.num_tokens)
 

@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from ..layers.batch import StepArrays
+from ..layers.batch import NO_RUNS, SlotRuns, StepArrays
 
 _HEAD_LEN = 6
 _NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
@@ -100,15 +100,14 @@ def decode(kind: int, payload: np.ndarray) -> Order:
 
 def _encode_step(step: StepArrays) -> np.ndarray:
     adapters = _NONE if step.adapters is None else step.adapters
-    rows, starts, slots = zip(*step.earlier, strict=True) if step.earlier else ((), (), ())
-    ids = np.asarray(step.token_ids, np.int32)
+    earlier, ids = step.earlier, np.asarray(step.token_ids, np.int32)
     is_short = len(ids) > 0 and ids.min() >= 0 and ids.max() < 1 << 16
     packed = _padded(ids.astype(np.uint16)).view(np.int32) if is_short else ids
-    head = (len(step.row_ids), len(ids), len(step.logits_rows), len(slots), len(adapters), 2 if is_short else 4)
-    earlier = (rows, starts, [len(run) for run in slots])
-    arrays = (head, step.row_ids, np.diff(step.query_starts), step.kv_lens, step.logits_rows, *earlier, adapters)
-    stream = np.concatenate([*slots, step.out_slots]).astype(np.int32, copy=False)
-    return np.concatenate([*(np.asarray(array, np.int32) for array in arrays), packed, *_encode_slots(stream)])
+    head = (len(step.row_ids), len(ids), len(step.logits_rows), len(earlier), len(adapters), 2 if is_short else 4)
+    rows = (step.row_ids, np.diff(step.query_starts), step.kv_lens, step.logits_rows)
+    slots = np.concatenate((earlier.slots, step.out_slots), dtype=np.int32, casting="unsafe")
+    parts = (head, *rows, earlier.rows, earlier.starts, earlier.lengths, adapters, packed, *_encode_slots(slots))
+    return np.concatenate(parts, dtype=np.int32, casting="unsafe")
 
 
 def _decode_step(payload: np.ndarray) -> StepArrays:
@@ -120,13 +119,12 @@ def _decode_step(payload: np.ndarray) -> StepArrays:
     row_ids, counts, kv_lens, logits_rows, rows, starts, run_lens, adapters, ids, packed = parts
     if id_bytes == 2:
         ids = ids.view(np.uint16)[:num_tokens].astype(np.int32)
-    query_starts = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
+    query_starts = np.concatenate((_ZERO, np.cumsum(counts, dtype=np.int32)))
     # Token t of row r: position = kv_lens[r] - n_r + (t - query_starts[r]).
-    positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(kv_lens - query_starts[1:], counts)
-    stops = list(accumulate(run_lens.tolist(), initial=0))
-    slots = _decode_slots(packed, num_tokens + stops[-1])
-    runs = [slots[first:stop] for first, stop in pairwise(stops)]
-    earlier = list(zip(rows.tolist(), starts.tolist(), runs, strict=True))
+    positions = np.repeat(kv_lens - query_starts[1:], counts)
+    positions += np.arange(num_tokens, dtype=np.int32)
+    num_before = int(run_lens.sum())
+    slots = _decode_slots(packed, num_tokens + num_before)
     return StepArrays(
         ids,
         positions,
@@ -135,19 +133,17 @@ def _decode_step(payload: np.ndarray) -> StepArrays:
         row_ids,
         query_starts,
         kv_lens,
-        earlier=earlier,
+        earlier=SlotRuns(rows, starts, run_lens, slots[:num_before]) if num_earlier else NO_RUNS,
         adapters=adapters if num_adapters else None,
     )
 
 
 def _encode_slots(slots: np.ndarray) -> tuple[np.ndarray, ...]:
     """Runs of neighbouring slots, or all slots where these are shorter."""
-    breaks = np.flatnonzero(slots[1:] != slots[:-1] + 1)
-    if 2 * (len(breaks) + 1) >= len(slots):
-        return np.zeros(1, np.int32), slots
-    firsts = np.concatenate((_ZERO, breaks + 1))
-    lengths = np.diff(np.append(firsts, len(slots)))
-    return np.array([len(firsts)], np.int32), slots[firsts], lengths.astype(np.int32)
+    firsts = np.flatnonzero(np.diff(slots, prepend=slots[:1] - 2) != 1)
+    if 2 * len(firsts) >= len(slots):
+        return _ZERO, slots
+    return np.array([len(firsts)], np.int32), slots[firsts], np.diff(firsts, append=len(slots))
 
 
 def _decode_slots(packed: np.ndarray, num_slots: int) -> np.ndarray:

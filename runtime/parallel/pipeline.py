@@ -14,8 +14,9 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from .group import Group, Wait
-from .sizes import num_micro_steps
+from .group import Group
+from .links import Wait
+from .sizes import GPU_READ_TOKENS, READ_TOKENS, num_micro_steps
 
 
 class PipelineStage:
@@ -24,15 +25,25 @@ class PipelineStage:
     ``group`` has all ranks; ``before`` and ``after`` are ranks of it, None at the ends.
     """
 
-    def __init__(self, group: Group, *, num_stages: int, before: int | None, after: int | None, width: int) -> None:
+    def __init__(
+        self,
+        group: Group,
+        *,
+        num_stages: int,
+        before: int | None,
+        after: int | None,
+        width: int,
+        device: torch.device,
+    ) -> None:
         self.is_first, self.is_last = before is None, after is None
-        self._group, self._num_stages = group, num_stages
+        self._group, self._num_stages, self._device = group, num_stages, device
+        self._read_tokens = READ_TOKENS if device.type == "cpu" else GPU_READ_TOKENS
         self._before, self._after, self._width = before, after, width
         self._coming: deque[tuple[Wait, Tensor]] = deque()
         self._going: deque[Wait] = deque()
 
     def num_micro_steps(self, num_tokens: int) -> int:
-        return num_micro_steps(self._num_stages, num_tokens)
+        return num_micro_steps(self._num_stages, num_tokens, read_tokens=self._read_tokens)
 
     def begin(self, num_tokens: list[int]) -> None:
         assert not self._coming, "the step before has ended"
@@ -41,7 +52,7 @@ class PipelineStage:
         if self._before is None:
             return
         for count in num_tokens:  # all at once, so that a transfer runs beside the micro-steps before it
-            into = torch.empty((count, self._width), dtype=torch.float32)
+            into = torch.empty((count, self._width), dtype=torch.float32, device=self._device)
             self._coming.append((self._group.start_receive(into, self._before), into))
 
     def receive(self) -> Tensor:

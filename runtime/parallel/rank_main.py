@@ -16,6 +16,8 @@ import msgspec
 
 from ...protocol.errors import InternalError, PhloemError
 from ..config import choose_cpu_isa
+from ..models.loading import device_named
+from .devices import on_device
 from .gang import RankLoaded, RankStart
 from .group import connect
 from .lost import GANG_LOST, GangLost
@@ -49,7 +51,9 @@ def main(ready_fd: int) -> int:
     config = start.config
     try:
         choose_cpu_isa(config)
-        group = connect(Path(start.folder), rank=start.rank, size=config.num_ranks, timeout_s=config.rank_timeout_s)
+        device = device_named(on_device(config, start.rank).device)
+        sizes = {"rank": start.rank, "size": config.num_ranks}
+        group = connect(Path(start.folder), **sizes, timeout_s=config.rank_timeout_s, device=device)
         rank = Rank(config, group)
         say(RankLoaded(rank.weight_bytes))
     except GangLost as error:

@@ -114,11 +114,10 @@ class OwnedSlots:
 
     def batch(self, step: StepArrays) -> ForwardBatch:
         if step.earlier:
-            runs = [len(slots) for _, _, slots in step.earlier]
-            firsts = np.repeat(np.cumsum(runs) - runs, runs)
-            rows, starts = (np.repeat([run[i] for run in step.earlier], runs) for i in (0, 1))
+            runs = step.earlier
+            rows, starts, firsts = (np.repeat(of, runs.lengths) for of in (runs.rows, runs.starts, runs.firsts))
             positions = starts + np.arange(len(firsts)) - firsts
-            self._write(rows, positions, np.concatenate([slots for _, _, slots in step.earlier]), firsts)
+            self._write(rows, positions, runs.slots, firsts)
         rows, positions = step.token_rows, step.positions
         self._write(rows, positions, step.out_slots, np.repeat(step.query_starts[:-1], np.diff(step.query_starts)))
         shares = self._shares(step)

@@ -194,6 +194,9 @@ class SharedFile:
     def has_packed(self) -> bool:
         return self._file.has_packed()
 
+    def release(self) -> None:
+        self._file.release()
+
     def unpacked(self) -> str:
         return self._file.unpacked()
 

@@ -116,6 +116,7 @@ class RankSplit:
     def joined(self, model: Model) -> Model:
         config, mesh = self.share.config, self.mesh
         run = self.run(config)
+        shares = [self._share_of(config, rank) for rank in range(mesh.tensor)]
         holders = [(rank, self._share_of(config, mesh.tensor_rank_of(rank)).vocab) for rank in mesh.head_ranks()]
         embedding = model.embedding
         if self._tensor.size > 1 and run.has_embedding:
@@ -125,9 +126,10 @@ class RankSplit:
             config=msgspec.structs.replace(model.config, vocab_size=config.vocab_size),
             embedding=embedding,
             layers=tuple(self._layer(layer) for layer in model.layers),
-            head=SplitHead(model.head, self.group, holders, vocab_size=config.vocab_size),
+            head=SplitHead(model.head, self.group, holders, vocab_size=config.vocab_size, device=model.device),
             is_split=True,
-            stage=self._stage(config) if mesh.pipeline > 1 else None,
+            is_even=len({(len(share.heads), len(share.kv_heads)) for share in shares}) == 1,
+            stage=self._stage(config, model.device) if mesh.pipeline > 1 else None,
             sequence=self._sequence_ranks(model) if mesh.sequence > 1 else None,
         )
 
@@ -136,7 +138,7 @@ class RankSplit:
             layer.attention.keys = SpreadKeys(self._sequence)
         return SequenceRanks(self._sequence, frozenset(layer.attention.window for layer in model.layers))
 
-    def _stage(self, config: ModelConfig) -> PipelineStage:
+    def _stage(self, config: ModelConfig, device: torch.device) -> PipelineStage:
         rank, step, count = self.group.rank, self.mesh.stage_size, self.mesh.pipeline
         return PipelineStage(
             self.group,
@@ -144,6 +146,7 @@ class RankSplit:
             before=rank - step if self.stage > 0 else None,
             after=rank + step if self.stage < count - 1 else None,
             width=config.hidden_size,
+            device=device,
         )
 
     def _layer(self, layer: DecoderLayer) -> DecoderLayer:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import apply_bitmask
+from ...kernels.backend import reads_packed
 from ..executor.split_steps import Shortlist
 from ..layers.adapters import AdapterRows
 from ..layers.embedding import EmbeddingTable
@@ -82,16 +83,29 @@ class SplitHead(LMHead):
     only its number of rows. ``before`` is what a call of rank 0 does first: it gives the others that order.
     """
 
-    def __init__(self, own: LMHead, group: Group, holders: Sequence[tuple[int, range]], *, vocab_size: int) -> None:
+    def __init__(
+        self,
+        own: LMHead,
+        group: Group,
+        holders: Sequence[tuple[int, range]],
+        *,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
         """``holders``: ranks of ``group`` and their tokens, in the order of tokens."""
         super().__init__(own, cap=own.cap)
         self.before: Callable[[int], None] | None = None
         self._group, self._holders, self._vocab_size = group, list(holders), vocab_size
+        self._device = device
         self._vocab = dict(holders).get(group.rank, range(0))
 
     @property
     def can_pick(self) -> bool:
         return False
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
 
     @property
     def is_holder(self) -> bool:
@@ -109,7 +123,7 @@ class SplitHead(LMHead):
             if rank == self._group.rank:
                 columns.copy_(self._own_logits(x))
             else:
-                columns.copy_(self._group.receive(torch.empty_like(columns), rank))
+                columns.copy_(self._group.receive(logits.new_empty(columns.shape), rank))
         return logits
 
     def _own_logits(self, x: Tensor) -> Tensor:  # [L, C] -> [L, this rank's tokens]
@@ -121,7 +135,8 @@ class SplitHead(LMHead):
 
     def fetch_input(self, num_rows: int, width: int) -> Tensor:
         """On rank 0, while the first holder calls ``send_input``: the head's input [L, C] of the step, float32."""
-        return self._group.receive(torch.empty((num_rows, width), dtype=torch.float32), self._holders[0][0])
+        into = torch.empty((num_rows, width), dtype=torch.float32, device=self._device)
+        return self._group.receive(into, self._holders[0][0])
 
     def send_input(self, x: Tensor) -> None:
         if self._group.rank == self._holders[0][0]:
@@ -163,8 +178,9 @@ class SplitHead(LMHead):
             logits[:, max(0, num_tokens - vocab.start) :] = float("-inf")
         if len(rows):
             mine = np.ascontiguousarray(words[:, vocab.start // 32 : -(-vocab.stop // 32)]).view(np.int32)
-            apply_bitmask(logits, torch.from_numpy(mine).to(x.device), rows=torch.from_numpy(rows).to(x.device))
-        ids = likeliest(logits, min(k, len(vocab)))
+            apply_bitmask(logits, _on(mine, x.device), rows=_on(rows, x.device))
+        find = likeliest_by_keys if reads_packed(x.device) else likeliest  # a GPU's host would wait in the other
+        ids = find(logits, min(k, len(vocab)))
         highest = logits.amax(1, keepdim=True)
         exponentials = torch.where(highest > float("-inf"), logits - highest, float("-inf")).exp()
         sums = exponentials.sum(1, keepdim=True, dtype=torch.float64)
@@ -178,3 +194,21 @@ def likeliest(logits: Tensor, k: int) -> Tensor:
     for row in is_tied.nonzero().flatten().tolist():
         ids[row] = logits[row].sort(descending=True, stable=True).indices[:k]
     return ids.sort(dim=1).values
+
+
+def likeliest_by_keys(logits: Tensor, k: int) -> Tensor:
+    """``likeliest`` without the host: the k highest of keys that are the bits of a logit, then those of its id.
+
+    On a CPU it takes two to four times as long.
+    """
+    bits = (logits.float() + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    in_order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    last = logits.shape[1] - 1
+    keys = (in_order.long() << 32) + torch.arange(last, -1, -1, device=logits.device)
+    return (last - (keys.topk(k, dim=1).values & 0xFFFFFFFF)).sort(dim=1).values
+
+
+def _on(array: np.ndarray, device: torch.device) -> Tensor:
+    """A copy on the device, for which the host does not wait."""
+    host = torch.from_numpy(array)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

@@ -130,8 +130,8 @@ def find_capacity(shape: ModelShape, hardware: Hardware, goal: Goal, *, split: D
 
 
 def best_split(shape: ModelShape, hardware: Hardware, goal: Goal, *, devices: int) -> list[Capacity]:
-    """For each split of ``devices`` into equal replicas its capacity, most tokens a second first. Of a mixture's
-    experts either all are split, or none.
+    """For each split of ``devices`` into equal replicas its capacity, most tokens a second first: of tensors, stages,
+    experts (of a mixture all are split, or none) and slots of sequences.
 
     ``Capacity.tokens_per_s`` is of one replica of ``devices // split.num_devices``.
     """
@@ -141,11 +141,13 @@ def best_split(shape: ModelShape, hardware: Hardware, goal: Goal, *, devices: in
     if shape.tower is not None:
         sizes = [1]  # such a model is not split
     splits = [
-        DeviceSplit(tensor, pipeline, expert)
+        DeviceSplit(tensor, pipeline, expert, sequence=sequence)
         for tensor in sizes
         for pipeline in sizes
+        for sequence in sizes
         for expert in sorted({1, tensor})
-        if devices % (tensor * pipeline) == 0 and tensor <= shape.num_heads and pipeline <= shape.num_layers
+        if devices % (tensor * pipeline * sequence) == 0
+        if tensor <= shape.num_heads and pipeline <= shape.num_layers
         if expert == 1 or expert <= shape.num_experts
     ]
     found = [find_capacity(shape, hardware, goal, split=split) for split in splits]

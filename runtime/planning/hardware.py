@@ -39,15 +39,11 @@ class Hardware:
     gate_rate: float = 0.0  # numbers a second in activations
     logit_rate: float = 0.0  # logits a second of a greedy draw
     link_rate: float = 0.0  # bytes a second to the other devices of a tensor-parallel group; 0: there are none
-    collective_s: float = 0.0  # of a sum over the group, without its bytes
+    collective_s: float = 0.0  # of a collective of the group, without its bytes
 
-    def sum_s(self, size_bytes: float, ranks: int) -> float:
-        """Seconds of a sum over ``ranks`` devices: each sends and receives 2 (N - 1) / N of the tensor."""
-        return self.collective_s + 2 * (ranks - 1) / ranks * size_bytes / self.link_rate if ranks > 1 else 0.0
-
-    def send_s(self, size_bytes: float) -> float:
-        """Seconds of a message to another device."""
-        return self.collective_s + size_bytes / self.link_rate
+    def transfer_s(self, size_bytes: float, *, count: int = 1) -> float:
+        """Seconds of ``count`` collectives or messages in which a device sends so many bytes to others."""
+        return count * self.collective_s + size_bytes / self.link_rate
 
     def product_s(self, outputs: int, inputs: int, rows: float, *, bits: int, weight_bytes: float) -> float:
         """Seconds of a matrix product of ``rows`` rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...protocol.errors import InvalidParams
-from ..parallel.sizes import READ_TOKENS, SHARED_TOKENS, SUM_BY_PARTS, num_micro_steps
+from ..parallel.sizes import GPU_SUM_BY_PARTS, READ_TOKENS, SHARED_TOKENS, num_micro_steps
 from .hardware import Hardware
 from .shapes import WEIGHT_BYTES, ModelShape
 
@@ -86,21 +86,17 @@ def step_time(
             shape, hardware, prefill, prefill_context / sequence_parallel, hardware.prefill_score_rate, queries=64.0
         )
     )
-    sums, exchanges = _joins(shape, tokens, tensor_parallel, expert_parallel)
-    sum_bytes = tokens * shape.hidden * SUM_BYTES
-    part = (tensor_parallel - 1) / tensor_parallel  # of a tensor that one rank sends when all get parts of it
-    exchange_bytes = part * sum_bytes * (1 + _chosen_share(whole, expert_parallel))
+    sums = 2 * shape.num_layers + 1 if tensor_parallel > 1 else 0
+    rounds, sum_bytes = _sum(tokens * shape.hidden, tensor_parallel)
     stage_bytes = tokens * shape.hidden * RESIDUAL_BYTES if pipeline_parallel > 1 else 0.0
-    collectives = turns * (sums * hardware.sum_s(sum_bytes, tensor_parallel))
-    if exchanges:
-        collectives += turns * exchanges * (2 * hardware.collective_s + exchange_bytes / hardware.link_rate)
+    collectives = turns * sums * hardware.transfer_s(sum_bytes, count=rounds) if sums else 0.0
     if pipeline_parallel > 1:
-        collectives += turns * hardware.send_s(stage_bytes)
+        collectives += turns * hardware.transfer_s(stage_bytes)
     visits, visit_bytes = 0, 0.0  # of queries to other ranks' keys, in all layers
     if sequence_parallel > 1:
         visits = shape.num_layers * (3 if is_shared else 1)
         visit_bytes = shape.num_layers * _visit_bytes(shape, step_tokens, sequence_parallel, is_shared=is_shared)
-        collectives += turns * (visits * hardware.collective_s + visit_bytes / hardware.link_rate)
+        collectives += turns * hardware.transfer_s(visit_bytes, count=visits)
     return StepTime(
         linear=layers * _products_s(shape, hardware, tokens),
         attention=layers * attention,
@@ -110,8 +106,8 @@ def step_time(
         + all_rows * hardware.host_row_s
         + (all_rows * whole.vocab_size / hardware.logit_rate if hardware.logit_rate else 0.0),
         collectives=collectives,
-        num_collectives=micro_steps * (sums + 2 * exchanges + visits + (pipeline_parallel > 1)),
-        sent_bytes=micro_steps * (sums * 2 * part * sum_bytes + exchanges * exchange_bytes + visit_bytes + stage_bytes),
+        num_collectives=micro_steps * (sums * rounds + visits + (pipeline_parallel > 1)),
+        sent_bytes=micro_steps * (sums * sum_bytes + visit_bytes + stage_bytes),
     )
 
 
@@ -133,18 +129,14 @@ def _read_tokens(shape: ModelShape, hardware: Hardware) -> float:
     return each * shape.num_experts / shape.experts_per_token if shape.num_experts else each
 
 
-def _joins(shape: ModelShape, tokens: float, ranks: int, expert_parts: int) -> tuple[int, int]:
-    """How often ranks join a micro-step's results by a sum, and how often by an exchange of experts' results."""
-    if ranks == 1:
-        return 0, 0
-    if expert_parts > 1 and tokens * shape.hidden >= SUM_BY_PARTS:
-        return shape.num_layers + 1, shape.num_layers
-    return 2 * shape.num_layers + 1, 0
-
-
-def _chosen_share(whole: ModelShape, expert_parts: int) -> float:
-    """The share of tokens that take an expert of one part, if all are equally likely."""
-    return 1 - (1 - 1 / expert_parts) ** whole.experts_per_token if whole.num_experts else 0.0
+def _sum(count: float, ranks: int) -> tuple[int, float]:
+    """The collectives of a sum of ``count`` numbers, and the bytes that one rank sends. Experts are joined so too: a
+    GPU's host does not know which rank has results.
+    """
+    size_bytes = count * SUM_BYTES
+    if count < GPU_SUM_BY_PARTS or ranks <= 2:  # every rank gets all tensors
+        return 1, (ranks - 1) * size_bytes
+    return 2, 2 * (ranks - 1) / ranks * size_bytes
 
 
 def _products_s(shape: ModelShape, hardware: Hardware, tokens: float) -> float:

@@ -188,3 +188,13 @@ def split_k_fours(
             start, shift = 16 + group // 2 * 32, np.uint8(4 * (group % 2))
             for i in range(32):
                 out[b, group * 32 + i] = (blocks[b, start + i] >> shift) & np.uint8(15)
+
+
+@compiled
+def k_scales(blocks: Array, scale: Array, minimum: Array, group_scale: Array, group_offset: Array) -> None:
+    """The groups' scales and offsets of Q4_K blocks (float32 [B, 8])."""
+    for b in range(blocks.shape[0]):
+        for group in range(8):
+            step, below = _k_scale(blocks, b, group)
+            group_scale[b, group] = scale[b] * np.float32(step)
+            group_offset[b, group] = minimum[b] * np.float32(below)

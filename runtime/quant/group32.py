@@ -18,6 +18,13 @@ Group32 = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def repack_group32(weight: QuantTensor) -> Group32:
     """The same weights as ``(q, scale, zero)``, exact up to the float32 rounding of ``zero``."""
+    q, scale, minimum = affine_group32(weight)
+    zero = torch.zeros_like(scale) if weight.kind == "Q4_0" else minimum + 8 * scale
+    return q, scale, zero
+
+
+def affine_group32(weight: QuantTensor) -> Group32:
+    """The same weights as ``(q, scale, minimum)``: ``w = q * scale + minimum``, exactly what the blocks hold."""
     if weight.kind not in GROUP32_KINDS:
         raise Unsupported(
             f"{weight.kind} as 4-bit groups of 32; only {', '.join(GROUP32_KINDS)} are made of such groups"
@@ -28,13 +35,13 @@ def repack_group32(weight: QuantTensor) -> Group32:
     if weight.kind == "Q4_K":
         scale, offset = np.empty((2, len(blocks), 8), dtype=np.float32)
         split_k_fours(blocks, halves(blocks, 0), halves(blocks, 2), q.reshape(-1, 256), scale, offset)
-        zero = 8 * scale - offset
+        minimum = -offset
     else:
         scale = halves(blocks, 0)
-        zero = np.zeros_like(scale) if weight.kind == "Q4_0" else halves(blocks, 2) + 8 * scale
+        minimum = -8 * scale if weight.kind == "Q4_0" else halves(blocks, 2)
         split_nibbles(blocks, 2 if weight.kind == "Q4_0" else 4, q.reshape(-1, GROUP_LEN))
-    scale, zero = (part.reshape(num_rows, row_len // GROUP_LEN) for part in (scale, zero))
-    return torch.from_numpy(q), torch.from_numpy(scale), torch.from_numpy(zero)
+    scale, minimum = (part.reshape(num_rows, row_len // GROUP_LEN) for part in (scale, minimum))
+    return torch.from_numpy(q), torch.from_numpy(scale), torch.from_numpy(minimum)
 
 
 def quantize_group32(weight: torch.Tensor) -> Group32:

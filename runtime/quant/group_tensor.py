@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ...kernels.linear import quantize_int8
 from .group32 import GROUP_LEN
 
 _CENTRE = {4: 8, 8: 128}
+_ROWS = 512  # rounded at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +17,14 @@ class GroupTensor:
 
     Of 4 bits ``w = (q - 8) * scale + zero``, with q uint8 of 0..15; of 8 bits ``w = q * scale``, with q int8 and no
     zero. ``scale`` and ``zero`` are float32 [N, G], and a group's length is a multiple of 32: the kernels' groups of 32
-    hold the same weights.
+    hold the same weights. With ``centre`` 128 there is a zero and q is uint8 of 0..255: no kernel has this form, which
+    is rounded to 8 bits without a zero.
     """
 
     q: torch.Tensor
     scale: torch.Tensor
     zero: torch.Tensor | None = None
+    centre: int = 8
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -28,23 +32,33 @@ class GroupTensor:
 
     @property
     def bits(self) -> int:
-        return 8 if self.zero is None else 4
+        return 8 if self.is_exact_in_bytes or self.centre == 128 else 4
+
+    @property
+    def is_exact_in_bytes(self) -> bool:
+        """Whether ``parts32`` are the weights as 8 bits without a zero, not rounded."""
+        return self.zero is None
 
     def parts32(self) -> tuple[torch.Tensor, ...]:
         """``(q, scale, zero)`` in groups of 32, or of 8 bits ``(q, scale)``."""
+        if self.centre == 128:
+            runs = range(0, len(self.q), _ROWS)
+            rounded = [quantize_int8(self.take_rows(slice(i, i + _ROWS)).dequantize()) for i in runs]
+            return tuple(torch.cat(part) for part in zip(*rounded, strict=True))
         times = self.q.shape[1] // GROUP_LEN // self.scale.shape[1]
         factors = (self.scale,) if self.zero is None else (self.scale, self.zero)
         return self.q, *(part.repeat_interleave(times, dim=1) for part in factors)
 
     def take_rows(self, index: torch.Tensor | slice) -> "GroupTensor":
-        return GroupTensor(self.q[index], self.scale[index], None if self.zero is None else self.zero[index])
+        zero = None if self.zero is None else self.zero[index]
+        return GroupTensor(self.q[index], self.scale[index], zero, self.centre)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weights [N, K]: computed in float32, rounded once in another type."""
         groups = self.q.float().view(*self.scale.shape, -1)
         if self.zero is None:
             return (groups * self.scale.unsqueeze(-1)).view(self.shape).to(dtype)
-        return ((groups - 8) * self.scale.unsqueeze(-1) + self.zero.unsqueeze(-1)).view(self.shape).to(dtype)
+        return ((groups - self.centre) * self.scale.unsqueeze(-1) + self.zero.unsqueeze(-1)).view(self.shape).to(dtype)
 
 
 def group_tensor(

@@ -2,6 +2,6 @@
 
 from .quality import TextReader, TextScores, score_text
 from .quantize import Quantized, quantize_model
-from .stored_forms import SCHEMES
+from .stored_forms import FORMATS, SCHEMES
 
-__all__ = ["SCHEMES", "Quantized", "TextReader", "TextScores", "quantize_model", "score_text"]
+__all__ = ["FORMATS", "SCHEMES", "Quantized", "TextReader", "TextScores", "quantize_model", "score_text"]

@@ -21,7 +21,7 @@ from .awq import best_scales, refuse_config
 from .layer_inputs import LayerInputs
 from .quality import TextReader
 from .rounding import Curvature, round_to_fours
-from .stored_forms import SCHEMES, folder_form, gguf_form
+from .stored_forms import SCHEMES, folder_form, format_of, gguf_form
 from .writers import FolderWriter, GGUFFileWriter, TensorWriter, size_bytes_of
 
 Say = Callable[[str, int, int], None]  # the activity, the parts done, the parts in total
@@ -56,16 +56,29 @@ class _Factors:
 
 
 def quantize_model(
-    source: Path, out: Path, scheme: str, *, calibration: str = "", say: Say = lambda what, done, total: None
+    source: Path,
+    out: Path,
+    scheme: str,
+    *,
+    folder_format: str = "",
+    calibration: str = "",
+    say: Say = lambda what, done, total: None,
 ) -> Quantized:
     """Writes ``source`` (as ``open_weights`` takes it) to ``out``: a file if it ends in ``.gguf``, else a new folder.
 
-    ``calibration``: a text for the schemes of 4 bits; ``int4-g32`` does without if it is empty. Raises
-    InvalidParams or Unsupported, by name, before anything is written.
+    ``folder_format``: one of the scheme's formats of a folder, or its default. ``calibration``: a text for the schemes
+    of 4 bits; ``int4-g32`` does without if it is empty. Raises InvalidParams or Unsupported, by name, before anything
+    is written.
     """
     is_file = out.suffix == ".gguf"
     if scheme not in SCHEMES:
         raise InvalidParams(f"scheme {scheme!r} is not known; there are {', '.join(SCHEMES)}", where="scheme")
+    if is_file and folder_format:
+        raise InvalidParams(f"format {folder_format!r} is one of folders, and --out {out} is a file", where="format")
+    try:
+        chosen = format_of(scheme, folder_format)
+    except ValueError as error:
+        raise InvalidParams(str(error), where="format") from error
     if out.exists() and (is_file or not out.is_dir() or any(out.iterdir())):
         raise InvalidParams(f"--out {out} is already there; remove it or give another name", where="out")
     if not out.absolute().parent.is_dir():
@@ -87,13 +100,18 @@ def quantize_model(
             raise Unsupported(f"{source}: vision models are not quantized: their image encoder would be lost")
         if config.num_experts and file.format == "gguf":
             raise Unsupported(f"{source}: mixtures of experts are quantized from a folder alone, not from a GGUF file")
-        to_folder = folder_form(scheme, [config.hidden_size, config.intermediate_size]) if form is None else None
+        to_folder = None
+        if form is None:
+            widths = [config.hidden_size, config.intermediate_size]
+            to_folder = folder_form(scheme, chosen, widths, _float_type(file, names))
         seen: _Calibration | None = None
         if scheme == "int4-awq":
             refuse_config(config)
             seen = _Calibration(source, file, tokens, 32 if to_folder is None else to_folder.group_len)
-        elif tokens and not config.num_experts and not (form is not None and _has_kind(source, names, form.kind)):
-            seen = _Calibration(source, file, tokens, 0)
+        elif tokens and not config.num_experts:
+            kinds = (form.kind,) if form is not None else to_folder.copied_kinds if to_folder is not None else ()
+            if file.format != "gguf" or not _has_kinds(source, names, kinds):
+                seen = _Calibration(source, file, tokens, 0)
         writer: TensorWriter
         if form is not None:
             writer = GGUFFileWriter(out, file, form)
@@ -105,10 +123,16 @@ def quantize_model(
         return Quantized(out, size_bytes_of(out), size_bytes_of(source), *counts, tuple(left), file.has_packed())
 
 
-def _has_kind(source: Path, names: TensorNames, kind: str) -> bool:
-    """Whether every matrix of a GGUF file has that type, so that none is rounded."""
+def _has_kinds(source: Path, names: TensorNames, kinds: Sequence[str]) -> bool:
+    """Whether every matrix of a GGUF file has one of these types, so that none is rounded."""
     stored = read_header(source).tensors
-    return all(stored[name].kind == kind for key, *_, name in names.entries() if key in MATRICES and name in stored)
+    return all(stored[name].kind in kinds for key, *_, name in names.entries() if key in MATRICES and name in stored)
+
+
+def _float_type(file: WeightFile, names: TensorNames) -> torch.dtype:
+    """The type of the source's floats; float16 for those of 32 bits and for packed ones."""
+    table = file.tensor(names.of_model("embedding"))
+    return torch.bfloat16 if isinstance(table, torch.Tensor) and table.dtype == torch.bfloat16 else torch.float16
 
 
 def _calibration(source: Path, scheme: str, text: str) -> list[int]:
@@ -132,11 +156,13 @@ def _write(
     for done, ((key, layer, _, name), (*_, new_name)) in enumerate(entries):
         say("tensors", done, len(entries))
         found = _Factors() if calibration is None or layer < 0 else calibration.factors(layer, key)
-        if found.columns is None and found.rows is None and writer.copy(new_name, is_table=key in _TABLES):
-            num_matrices += key in MATRICES
-            num_copied += key in MATRICES
+        stored = file.tensor(name)
+        is_scaled = found.columns is not None or found.rows is not None
+        if _is_rounded(key) and not is_scaled and writer.copy(new_name, stored, is_table=key in _TABLES):
+            num_matrices += key not in _TABLES
+            num_copied += key not in _TABLES
             continue
-        tensor = as_float(file.tensor(name))
+        tensor = as_float(stored)
         if key in _TABLES:
             writer.table(new_name, tensor)
         elif key in MATRICES or key in _EXPERTS:
@@ -154,6 +180,10 @@ def _write(
     say("tensors", len(entries), len(entries))
     writer.close()
     return (num_matrices, num_copied), left
+
+
+def _is_rounded(key: str) -> bool:
+    return key in MATRICES or key in _EXPERTS or key in _TABLES
 
 
 class _Calibration:

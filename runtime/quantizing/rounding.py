@@ -9,6 +9,7 @@ from ...kernels.linear import quantize_int8
 
 MOST_FLOAT8 = 448.0  # the greatest number of e4m3
 _SHRINKS = tuple(1 - 0.04 * i for i in range(10))  # of a group's range: fewer steps outside, finer ones inside
+_FEWER_STEPS = tuple(range(14, 7, -1))  # in a group's range: weights that were rounded before may lie on such a grid
 _ROWS = 512  # rounded at a time
 _COLUMNS = 64  # whose errors are carried into the columns after them at once
 _DAMPING = 0.01  # of the mean of the inputs' squares, added to each, so that the matrix of inputs has an inverse
@@ -25,6 +26,19 @@ class RoundedGroups:
     def dequantize(self) -> torch.Tensor:
         groups = self.q.float().view(*self.scale.shape, -1)
         return ((groups - self.zero.unsqueeze(-1)) * self.scale.unsqueeze(-1)).view(self.q.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class AffineGroups:
+    """``w = q * scale + minimum``: q uint8 [N, K] of 0..15, scale and minimum float32 [N, G]."""
+
+    q: torch.Tensor
+    scale: torch.Tensor
+    minimum: torch.Tensor
+
+    def dequantize(self) -> torch.Tensor:
+        groups = self.q.float().view(*self.scale.shape, -1)
+        return (groups * self.scale.unsqueeze(-1) + self.minimum.unsqueeze(-1)).view(self.q.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +138,27 @@ def compensated(
     return torch.from_numpy(q).T.contiguous()
 
 
-def round_to_q4_1(weight: torch.Tensor, *, curvature: Curvature | None = None) -> torch.Tensor:
-    """ggml's Q4_1 blocks, uint8 [N, K / 32 * 20]: ``w = q * scale + minimum``, both float16, fitted to the weights.
+def round_to_affine(
+    weight: torch.Tensor, *, group_len: int, scale_dtype: torch.dtype, curvature: Curvature | None = None
+) -> AffineGroups:
+    """4-bit groups with a real minimum; scales and minima are numbers of ``scale_dtype``.
 
-    Each range is tried as in ``round_to_fours``; the scale and minimum are then those of the least square error. With
-    ``curvature`` the errors are made up for as in ``compensated``.
+    Each range is tried as in ``round_to_fours``; the scale and minimum are then those of the least square error, so
+    weights that lie on 16 even steps are found again. With ``curvature`` the errors are made up for as in
+    ``compensated``.
     """
     costs = None if curvature is None else curvature.costs
-    parts = [_q4_1(rows, costs) for rows in weight.float().split(_ROWS)]
+    parts = [_affine(rows, group_len, scale_dtype, costs) for rows in weight.float().split(_ROWS)]
     q, scale, minimum = (torch.cat(column) for column in zip(*parts, strict=True))
     if curvature is not None:
-        q = compensated(weight, curvature, 32, scale, minimum)
-    return _q4_1_blocks(q, scale, minimum)
+        q = compensated(weight, curvature, group_len, scale, minimum)
+    return AffineGroups(q, scale, minimum)
+
+
+def round_to_q4_1(weight: torch.Tensor, *, curvature: Curvature | None = None) -> torch.Tensor:
+    """ggml's Q4_1 blocks, uint8 [N, K / 32 * 20]: affine groups of 32 with scales and minima of float16."""
+    groups = round_to_affine(weight, group_len=32, scale_dtype=torch.float16, curvature=curvature)
+    return _q4_1_blocks(groups.q, groups.scale, groups.minimum)
 
 
 def _q4_1_blocks(q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
@@ -145,18 +168,21 @@ def _q4_1_blocks(q: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) ->
     return torch.cat((factors, halves), dim=-1).view(len(q), -1)
 
 
-def _q4_1(weight: torch.Tensor, importance: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q uint8 [N, K], scale and minimum float32 [N, K / 32], which are numbers of float16."""
+def _affine(
+    weight: torch.Tensor, group_len: int, scale_dtype: torch.dtype, importance: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     num_rows, width = weight.shape
-    groups = weight.view(num_rows, -1, 32)
-    costs = (torch.ones(width) if importance is None else importance.float()).view(1, -1, 32)
+    groups = weight.view(num_rows, -1, group_len)
+    costs = (torch.ones(width) if importance is None else importance.float()).view(1, -1, group_len)
     total = costs.sum(dim=-1)
+    mean_w = (groups * costs).sum(dim=-1) / total
     low, high = groups.amin(dim=-1), groups.amax(dim=-1)
+    ranges = [((high - low) * shrink / 15, low + (high - low) * (1 - shrink) / 2) for shrink in _SHRINKS]
+    ranges += [((high - low) / count, low) for count in _FEWER_STEPS]
     found: tuple[torch.Tensor, ...] = ()
-    for shrink in _SHRINKS:
-        scale, minimum = (high - low) * shrink / 15, low + (high - low) * (1 - shrink) / 2
+    for scale, minimum in ranges:
         for _ in range(2):
-            scale, minimum = (part.half().float() for part in (scale, minimum))
+            scale, minimum = (part.to(scale_dtype).float() for part in (scale, minimum))
             step = torch.where(scale == 0, 1.0, scale)
             q = ((groups - minimum.unsqueeze(-1)) / step.unsqueeze(-1)).round_().clamp_(0, 15)
             error = ((q * scale.unsqueeze(-1) + minimum.unsqueeze(-1) - groups).square_() * costs).sum(dim=-1)
@@ -169,7 +195,6 @@ def _q4_1(weight: torch.Tensor, importance: torch.Tensor | None) -> tuple[torch.
                     for new, old in zip((q, scale, minimum, error), found, strict=True)
                 )
             mean_q = (q * costs).sum(dim=-1) / total
-            mean_w = (groups * costs).sum(dim=-1) / total
             spread = ((q - mean_q.unsqueeze(-1)).square() * costs).sum(dim=-1)
             joint = ((q - mean_q.unsqueeze(-1)) * (groups - mean_w.unsqueeze(-1)) * costs).sum(dim=-1)
             scale = torch.where(spread > 0, joint / spread.clamp_min(1e-30), scale)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,8 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 from ...protocol.errors import Unsupported
+from ..quant import Weight
 from ..weights.gguf_file import stored_row_order
 from ..weights.json_file import read_json
+from ..weights.mlx import stack_of
+from ..weights.packed_parts import FLOATS
 from ..weights.safetensors_file import INDEX
 from ..weights.weight_file import WeightFile
 from .folder_of_gguf import hf_config, write_tokenizer
@@ -29,8 +33,10 @@ class TensorWriter(Protocol):
 
     format: str
 
-    def copy(self, name: str, *, is_table: bool) -> bool:
-        """Writes the source's tensor as it is stored; False, and nothing is written, where it has another form."""
+    def copy(self, name: str, stored: Weight, *, is_table: bool) -> bool:
+        """Writes the source's tensor with the numbers that it has; False, and nothing is written, where it has another
+        form.
+        """
         ...
 
     def matrix(self, name: str, weight: torch.Tensor, curvature: Curvature | None) -> bool:
@@ -55,6 +61,8 @@ class FolderWriter:
     def __init__(self, folder: Path, source: WeightFile, form: FolderForm) -> None:
         self._folder, self._source, self._form = folder, source, form
         self._left: list[str] = []
+        self._tables: list[str] = []
+        self._experts: dict[str, list[torch.Tensor]] = {}  # of stacks that are not complete
         self._part: dict[str, torch.Tensor] = {}
         self._part_bytes = 0
         self._files: list[Path] = []
@@ -69,20 +77,29 @@ class FolderWriter:
                     if file.is_file() and file.name != INDEX:
                         shutil.copyfile(file, folder / file.name)
 
-    def copy(self, name: str, *, is_table: bool) -> bool:
-        return False
+    def copy(self, name: str, stored: Weight, *, is_table: bool) -> bool:
+        found = self._form.copied(stored, is_table)
+        if found is None or any(not tensor.isfinite().all() for tensor in found.values() if tensor.is_floating_point()):
+            return False
+        self._add_parts(name, found)
+        if is_table:
+            self._tables.append(name.removesuffix(".weight"))
+        return True
 
     def matrix(self, name: str, weight: torch.Tensor, curvature: Curvature | None) -> bool:
-        stem = name.removesuffix(".weight")
-        if weight.shape[1] % self._form.group_len or (self._form.group_len > 1 and weight.shape[0] % 8):
+        if weight.shape[1] % self._form.group_len or weight.shape[0] % self._form.row_multiple:
             self.plain(name, weight)
             return False
-        for ending, tensor in self._form.encode(weight, curvature).items():
-            self._add(f"{stem}.{ending}", tensor)
+        self._add_parts(name, self._form.encode(weight, curvature))
         return True
 
     def table(self, name: str, weight: torch.Tensor) -> None:
-        self.plain(name, weight)
+        found = self._form.encode_table(weight)
+        if found is None:
+            self.plain(name, weight)
+            return
+        self._add_parts(name, found)
+        self._tables.append(name.removesuffix(".weight"))
 
     def plain(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.ndim == 2:
@@ -104,13 +121,27 @@ class FolderWriter:
             file.rename(self._folder / name)
         if self._source.config.tied_embeddings:
             self._left.append("lm_head")
-        for old in ("quantization_config", "compression_config", "dtype"):
+        for old in ("quantization", "quantization_config", "compression_config", "dtype"):
             self._config.pop(old, None)
         dtype = str(self._form.dtype).removeprefix("torch.")
-        config = self._config | {"torch_dtype": dtype, "quantization_config": self._form.config(self._left)}
+        config = self._config | {"torch_dtype": dtype} | self._form.config(self._left, self._tables)
         (self._folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
+    def _add_parts(self, name: str, parts: Mapping[str, torch.Tensor]) -> None:
+        for ending, tensor in parts.items():
+            self._add(f"{name.removesuffix('.weight')}.{ending}", tensor)
+
     def _add(self, name: str, tensor: torch.Tensor) -> None:
+        if tensor.dtype in FLOATS and not tensor.isfinite().all():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise Unsupported(f"{self._source.path}: tensor {name} has numbers that {dtype} does not hold")
+        stack = stack_of(name) if self._form.stacks_experts else None
+        if stack is not None:
+            experts = self._experts.setdefault(stack, [])
+            experts.append(tensor)
+            if len(experts) < self._source.config.num_experts:
+                return
+            name, tensor = stack, torch.stack(self._experts.pop(stack))
         size = tensor.numel() * tensor.element_size()
         if self._part and self._part_bytes + size > MOST_FILE_BYTES:
             self._flush()
@@ -153,11 +184,11 @@ class GGUFFileWriter:
         if "general.quantization_version" not in reader.fields:
             self._writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
-    def copy(self, name: str, *, is_table: bool) -> bool:
-        stored = self._stored[name]
-        if stored.tensor_type.name != (_TABLE_KIND if is_table else self._form.kind):
+    def copy(self, name: str, stored: Weight, *, is_table: bool) -> bool:
+        before = self._stored[name]  # in the file's own order of rows
+        if before.tensor_type.name != (_TABLE_KIND if is_table else self._form.kind):
             return False
-        self._writer.add_tensor(name, stored.data, raw_dtype=stored.tensor_type)
+        self._writer.add_tensor(name, before.data, raw_dtype=before.tensor_type)
         return True
 
     def matrix(self, name: str, weight: torch.Tensor, curvature: Curvature | None) -> bool:

@@ -31,7 +31,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_IMAGES = 16  # of one request
 MAX_REDIRECTS = 3
-FETCHED_AT_ONCE = 16  # by one server
+REQUESTS_AT_ONCE = 16  # of one server, which fetch
+FETCHED_AT_ONCE = 4  # images of one request
 TIMEOUT_S = 10.0  # for all images of a request, from the first one's turn on
 PORTS = {"http": 80, "https": 443}
 NONE_FETCHED: Mapping[str, bytes] = {}
@@ -80,20 +81,27 @@ class AllowedHosts:
         return any(address in network for network in networks) or (address.is_global and not address.is_multicast)
 
 
+@dataclass(slots=True)
+class _Left:
+    """The bytes that the images of a request may still have together."""
+
+    num_bytes: int
+
+
 class RemoteImages:
     """Fetches images for the requests of a server."""
 
     def __init__(self, allowed: AllowedHosts, *, timeout_s: float = TIMEOUT_S) -> None:
         self._allowed = allowed
         self._timeout_s = timeout_s
-        self._turns = asyncio.Semaphore(FETCHED_AT_ONCE)
+        self._turns = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self._context: ssl.SSLContext | None = None
 
     async def fetch(self, images: Sequence[ImageUrl], *, max_bytes: int, max_total: int) -> Mapping[str, bytes]:
-        """By URL the bytes of those of ``images`` that are remote, each fetched once.
+        """By URL the bytes of those of ``images`` that are remote, each fetched once, a few at a time.
 
         Raises Unsupported for a host that is not allowed, LimitExceeded for too many or too large images, and
-        InvalidRequest for an image that cannot be had.
+        InvalidRequest for an image that cannot be had; the others are not fetched to their end then.
         """
         remote = {image.url: image for image in images if image.is_remote}
         if not remote:
@@ -103,20 +111,33 @@ class RemoteImages:
         if len(remote) > MAX_IMAGES:
             text = f"{len(remote):,} images to fetch, but one request may have {MAX_IMAGES}"
             raise errors.LimitExceeded(f"{text}; send the others as data URLs", where=image.where)
-        found: dict[str, bytes] = {}
+        left, few = _Left(max_total), asyncio.Semaphore(FETCHED_AT_ONCE)
+
+        async def one(image: ImageUrl) -> bytes:
+            async with few:
+                return await self._fetch(image, max_bytes, left)
+
         async with self._turns:
-            last = next(iter(remote.values()))
+            tasks = {url: asyncio.create_task(one(image)) for url, image in remote.items()}
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    for url, image in remote.items():
-                        last, left = image, max_total - sum(map(len, found.values()))
-                        found[url] = await self._fetch(image, min(max_bytes, left))
+                    await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
             except TimeoutError:
-                what = f"was not there within {self._timeout_s:g} s, the time for a request's images"
-                raise _unfetched(last, what) from None
-        return found
+                pass
+            finally:
+                missing = [url for url, task in tasks.items() if not task.done()]
+                for task in tasks.values():
+                    task.cancel()
+                ended = await asyncio.gather(*tasks.values(), return_exceptions=True)
+        for result in ended:
+            if isinstance(result, Exception):
+                raise result
+        if missing:
+            what = f"was not there within {self._timeout_s:g} s, the time for a request's images"
+            raise _unfetched(remote[missing[0]], what)
+        return {url: task.result() for url, task in tasks.items()}
 
-    async def _fetch(self, image: ImageUrl, most: int) -> bytes:
+    async def _fetch(self, image: ImageUrl, most: int, left: _Left) -> bytes:
         import httpx  # loads when the first image is fetched
 
         url = image.url
@@ -128,7 +149,7 @@ class RemoteImages:
             found: bytes | httpx.URL | None = None
             for address in addresses:
                 try:
-                    found = await self._get(image, target, address, most)
+                    found = await self._get(image, target, address, most, left)
                     break
                 except (httpx.HTTPError, httpx.InvalidURL) as error:
                     logger.info("an image of %s could not be fetched from %s: %r", target.host, address, error)
@@ -143,7 +164,9 @@ class RemoteImages:
             url = str(found)
         raise _unfetched(image, f"redirects more than {MAX_REDIRECTS} times")
 
-    async def _get(self, image: ImageUrl, target: httpx.URL, address: Address, most: int) -> bytes | httpx.URL:
+    async def _get(
+        self, image: ImageUrl, target: httpx.URL, address: Address, most: int, left: _Left
+    ) -> bytes | httpx.URL:
         """The body, or where the answer redirects to."""
         import httpx
 
@@ -166,10 +189,11 @@ class RemoteImages:
                 raise _unfetched(image, "was sent compressed, which was not asked for")
             data = bytearray()
             if answer.headers.get("content-length", "").isdecimal():
-                _check_size(image, int(answer.headers["content-length"]), most)
+                _check_size(image, int(answer.headers["content-length"]), min(most, left.num_bytes))
             async for piece in answer.aiter_raw():
                 data += piece
-                _check_size(image, len(data), most)
+                _check_size(image, len(data), min(most, len(data) - len(piece) + left.num_bytes))
+                left.num_bytes -= len(piece)
             return bytes(data)
 
     def _checked(self, image: ImageUrl, url: str) -> httpx.URL:

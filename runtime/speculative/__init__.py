@@ -3,7 +3,6 @@
 from .costs import StepCosts
 from .draft_model import DraftModel, without_layers
 from .drafter import Drafter, Price, Proposal, Want
-from .eagle import EagleGuesser, EagleHead, EagleShape, load_eagle
 from .grammar_drafter import GrammarDrafter
 from .lookup import LookupDrafter
 from .model_drafter import ModelDrafter
@@ -12,9 +11,6 @@ from .speculation import Speculation
 __all__ = [
     "DraftModel",
     "Drafter",
-    "EagleGuesser",
-    "EagleHead",
-    "EagleShape",
     "GrammarDrafter",
     "LookupDrafter",
     "ModelDrafter",
@@ -23,6 +19,5 @@ __all__ = [
     "Speculation",
     "StepCosts",
     "Want",
-    "load_eagle",
     "without_layers",
 ]

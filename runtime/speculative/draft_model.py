@@ -41,9 +41,6 @@ class _DraftContext:
 class DraftModel:
     """Sequences of at most ``max_len`` tokens; a context of the longest takes ``max_len`` slots of its pool."""
 
-    token_ids: np.ndarray | None = None  # the logits are of all tokens
-    reads_features = False
-
     def __init__(self, model: Model, *, max_len: int, num_tokens: int = 0) -> None:
         """``num_tokens``: tokens of the vocabulary; logits beyond it are padding. 0: all are tokens."""
         self.model = model
@@ -88,8 +85,6 @@ class DraftModel:
         context.read[known : len(tokens)] = tokens[known:]
         context.num_read = len(tokens)
         return found.whole()[:, : self.num_tokens]
-
-    def read(self, seq_id: int, position: int, features: torch.Tensor) -> None: ...
 
     def forget(self, seq_id: int) -> None:
         context = self._contexts.pop(seq_id, None)

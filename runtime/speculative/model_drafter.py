@@ -30,11 +30,9 @@ _ALL = 0.02  # weight of a draft token in the record of all sequences
 
 
 class Guesser(Protocol):
-    """A model that drafts. ``token_ids``: the tokens of its logits, ascending; None: all tokens."""
+    """A model that drafts, for texts of at most ``max_len`` tokens."""
 
-    token_ids: np.ndarray | None
     max_len: int
-    reads_features: bool
 
     def num_unread(self, seq_id: int, tokens: np.ndarray) -> int:
         """How many of ``tokens`` it must read to draft; 0: it cannot draft now."""
@@ -42,10 +40,6 @@ class Guesser(Protocol):
 
     def logits(self, seq_id: int, tokens: np.ndarray) -> Tensor:
         """Logits [1, V] after ``tokens``: the sequence's tokens and the draft so far."""
-        ...
-
-    def read(self, seq_id: int, position: int, features: Tensor) -> None:
-        """Take the target's features [n, C] of the tokens from ``position`` on, if ``reads_features``."""
         ...
 
     def forget(self, seq_id: int) -> None: ...
@@ -126,9 +120,6 @@ class ModelDrafter:
             if token in want.ends or len(tokens) == want.limit:
                 return tokens, said
 
-    def read(self, seq_id: int, position: int, features: Tensor) -> None:
-        self.guesser.read(seq_id, position, features)
-
     def observe(self, seq_id: int, made: np.ndarray) -> None:
         record = self._records.get(seq_id)
         if record is None or not len(record.proposed):
@@ -173,8 +164,7 @@ class ModelDrafter:
             batch = kernels.SampleBatch.from_params([params], uniforms=uniforms)
         with torch.inference_mode():
             sampled = kernels.sample(logits, batch)
-            token, chance = int(sampled.token_ids[0]), float(sampled.logprobs[0].exp())
-        return (token if self.guesser.token_ids is None else self.guesser.token_ids.item(token)), chance
+            return int(sampled.token_ids[0]), float(sampled.logprobs[0].exp())
 
 
 def _pulled(known: float, seconds: float) -> float:

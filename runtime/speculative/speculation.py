@@ -21,7 +21,6 @@ from ..scheduler import MAX_DRAFT_TOKENS, Draft
 from .control import Outcomes, Patience
 from .costs import StepCosts
 from .drafter import Drafter, Price, Proposal, Want
-from .model_drafter import ModelDrafter
 
 _LEAST_GAIN = 1.03  # in expected tokens per second, because chances and costs are estimates
 # Sizes that no step with drafts has: kernels work in fours and eights, and the costs of few sizes are learnt sooner.
@@ -47,7 +46,7 @@ class Speculation:
     """Owns the drafters, and what was learnt of costs and gains.
 
     By drafter, ``proposed`` and ``accepted`` count tokens, and ``saved_s`` estimates the seconds saved against the same
-    steps without drafts. ``readers`` are drafters that need the model's features of the new tokens.
+    steps without drafts.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Speculation:
         self.proposed: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
         self.saved_s: defaultdict[str, float] = defaultdict(float)
-        self.readers = [d for d in drafters if isinstance(d, ModelDrafter) and d.guesser.reads_features]
         self._known: set[int] = set()
         self._outcomes = Outcomes()
         self._patience = Patience()

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ...protocol.errors import UnknownModel
 from ..quant import QuantTensor
 from .gguf_header import TensorPlace, read_header
+from .mapped import forget_pages, map_file
 from .model_config import ROPE_FACTORS, ModelConfig, config_from_gguf
 from .part import Part, part_of
 
@@ -24,8 +24,8 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._header = read_header(path)
-        # Copy on write: torch wants writable memory, and nothing here writes.
-        self._bytes = torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="c"))
+        self._map = map_file(path)
+        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         factors = {name: self._float(name) for name in ROPE_FACTORS if name in self._header.tensors}
         self.config: ModelConfig = config_from_gguf(
             self._header.metadata,
@@ -68,6 +68,9 @@ class GGUFFile:
 
     def has_packed(self) -> bool:
         return any(place.kind not in _FLOATS for place in self._header.tensors.values())
+
+    def release(self) -> None:
+        forget_pages(self._map)
 
     def unpacked(self) -> str:
         return ""

@@ -7,7 +7,6 @@ transposed and renamed (``onnx::MatMul_733``): the path of the node that reads t
 
 from __future__ import annotations
 
-import mmap
 import re
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +16,7 @@ import torch
 
 from ...protocol.errors import UnknownModel, Unsupported
 from .damage import shown
+from .mapped import forget_pages, map_file
 from .model_config import ModelConfig
 from .onnx_graph import GraphNode, Initialiser, OnnxGraph, read_graph
 from .part import Part, part_of
@@ -50,7 +50,7 @@ class OnnxFolder:
         if self.config.family == "idefics3":
             raise Unsupported(f"{path}: an image encoder in ONNX is not read; use the folder of safetensors")
         self._file = onnx_file_of(path)
-        self._maps = {self._file.name: _mapped(self._file)}
+        self._maps = {self._file.name: map_file(self._file)}
         graph = read_graph(self._file, self._maps[self._file.name])
         _refuse_foreign(self._file, graph)
         places = _places(graph, transposed=self.config.transposed)
@@ -65,6 +65,10 @@ class OnnxFolder:
 
     def has_packed(self) -> bool:
         return False
+
+    def release(self) -> None:
+        for mapped in self._maps.values():
+            forget_pages(mapped)
 
     def unpacked(self) -> str:
         return ""
@@ -130,7 +134,7 @@ class OnnxFolder:
                 "fetch both files again"
             )
         if size and file not in self._maps:
-            self._maps[file] = _mapped(self.path / file)
+            self._maps[file] = map_file(self.path / file)
         return file, offset
 
 
@@ -145,13 +149,6 @@ def onnx_file_of(path: Path) -> Path:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    if not path.stat().st_size:
-        raise UnknownModel(f"{path} is empty; fetch it again")
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants writable memory; nothing here writes
 
 
 def _refuse_foreign(path: Path, graph: OnnxGraph) -> None:

@@ -127,6 +127,23 @@ def unpack_words(words: torch.Tensor, bits: int, *, order: tuple[int, ...] | Non
     return out.flatten(-2)
 
 
+def unpack_bits(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [N, W * 32 / bits] from words of 32 bits [N, W]: each number follows the one before, over borders of words.
+
+    W * 32 is a multiple of 8 * bits.
+    """
+    eights = words.contiguous().view(torch.uint8).view(len(words), -1, bits)  # the bytes of eight numbers
+    out = torch.empty((*eights.shape[:2], 8), dtype=torch.uint8)
+    mask = (1 << bits) - 1
+    for i in range(8):
+        byte, shift = divmod(i * bits, 8)
+        number = eights[..., byte] >> shift
+        if shift + bits > 8:
+            number = number | eights[..., byte + 1] << (8 - shift)
+        out[..., i] = number & mask
+    return out.flatten(1)
+
+
 def group_len_of(parts: StoredMatrix, size: int, width: int) -> int:
     """``size`` with -1 for whole rows. Raises UnknownModel where it does not fit rows of ``width`` weights."""
     found = width if size == -1 else size

@@ -41,6 +41,9 @@ class RandomFolder:
     def has_packed(self) -> bool:
         return False
 
+    def release(self) -> None:
+        pass  # what was made is not kept here
+
     def unpacked(self) -> str:
         return ""
 

@@ -9,7 +9,9 @@ from safetensors import SafetensorError, safe_open
 
 from ...protocol.errors import UnknownModel, Unsupported
 from ..quant import GroupTensor
+from .damage import shown
 from .json_file import read_json
+from .mlx import experts_of, is_stack
 from .model_config import ModelConfig, config_from_hf, ids_of
 from .part import Part
 from .quantized_folder import QuantizedMatrices, scheme_of
@@ -30,12 +32,16 @@ class SafetensorsFolder:
         config = read_folder_config(path)
         self._has_vision = config.family == "idefics3"
         self._files = {shard: open_shard(path / shard) for shard in shards_of(path)}
+        self._read: set[str] = set()  # shards, since ``release``
         self._homes = {name: shard for shard, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        if config.tied_embeddings and "lm_head.scales" in self._homes:  # quantized apart from the embedding
+            config = msgspec.structs.replace(config, tied_embeddings=False)
         embedding = "model.text_model.embed_tokens.weight" if self._has_vision else "model.embed_tokens.weight"
         if config.tied_embeddings and "lm_head.weight" in self._homes and embedding in self._homes:
             del self._homes["lm_head.weight"]  # a copy of the embedding, saved by some tools
         # GPT-2's own files leave out the prefix that transformers writes.
         self._prefix = _GPT2_PREFIX if config.family == "gpt2" and "wte.weight" in self._homes else ""
+        self._stacks = self._expert_stacks(config.num_experts)
         self.config: ModelConfig = config
         scheme = scheme_of(read_json(path / "config.json"), str(path / "config.json"))
         if scheme is not None and (config.transposed or self._has_vision):
@@ -56,10 +62,15 @@ class SafetensorsFolder:
     def tensor(self, name: str, part: Part | None = None) -> torch.Tensor | GroupTensor:
         """Raises UnknownModel for a name that is not in the folder, Unsupported for numbers that are no floats."""
         if self._quantized is not None and name in self._quantized:
-            self._refuse_part(name, part)
+            self._refuse_part(name, part, "quantized")
             return self._quantized.read(name, self._stored)
-        file, stored = self._place(name)
-        found = file.get_tensor(stored) if part is None else _read_part(file.get_slice(stored), part)
+        if name in self._stacks:
+            self._refuse_part(name, part, "stacked with others")
+            found = self._stored(name)
+        else:
+            file, stored = self._place(name)
+            self._read.add(self._homes[stored])
+            found = file.get_tensor(stored) if part is None else _read_part(file.get_slice(stored), part)
         if found.dtype not in _FLOATS:
             raise Unsupported(f"{self.path}: tensor {name} is of {found.dtype}; read are float32, float16 and bfloat16")
         return found
@@ -68,11 +79,41 @@ class SafetensorsFolder:
         """Whether any matrix is quantized."""
         return self._quantized is not None
 
+    def release(self) -> None:
+        # A file stays mapped, with all that was read, as long as it is open or a tensor lies in it.
+        for shard in self._read:
+            self._files[shard] = open_shard(self.path / shard)
+        self._read.clear()
+
     def unpacked(self) -> str:
         return self._quantized.unpacked() if self._quantized is not None else ""
 
     def _stored(self, name: str) -> torch.Tensor:
-        return self._files[self._homes[name]].get_tensor(name)
+        file = self._files[self._homes[name]]
+        self._read.add(self._homes[name])
+        if name in self._stacks:
+            stack, expert = self._stacks[name]
+            found: torch.Tensor = file.get_slice(stack)[expert]
+            return found
+        found = file.get_tensor(name)
+        return found
+
+    def _expert_stacks(self, num_experts: int) -> dict[str, tuple[str, int]]:
+        """(stack, expert) of each expert's tensor that lies in a stack as mlx-lm writes them; homes get their names."""
+        found: dict[str, tuple[str, int]] = {}
+        for stack in [name for name in self._homes if is_stack(name)]:
+            shard = self._homes[stack]
+            shape = self._files[shard].get_slice(stack).get_shape()
+            if len(shape) != 3 or shape[0] != num_experts or not all(shape):
+                raise UnknownModel(
+                    f"{self.path}: tensor {shown(stack)} is {list(shape)}, but its config asks for {num_experts:,} "
+                    "experts"
+                )
+            del self._homes[stack]
+            for expert, name in enumerate(experts_of(stack, num_experts)):
+                found[name] = stack, expert
+                self._homes[name] = shard
+        return found
 
     def _is_empty_bias(self, name: str) -> bool:
         """Some GPTQ files have a bias of zeros for each matrix of a model without biases."""
@@ -82,14 +123,16 @@ class SafetensorsFolder:
 
     def shape(self, name: str) -> tuple[int, ...]:
         if self._quantized is not None and name in self._quantized:
-            self._refuse_part(name, Part())
+            self._refuse_part(name, Part(), "quantized")
+        if name in self._stacks:
+            return tuple(self._files[self._homes[name]].get_slice(self._stacks[name][0]).get_shape()[1:])
         file, stored = self._place(name)
         return tuple(file.get_slice(stored).get_shape())
 
-    def _refuse_part(self, name: str, part: Part | None) -> None:
+    def _refuse_part(self, name: str, part: Part | None, form: str) -> None:
         if part is not None:
             raise Unsupported(
-                f"{self.path}: tensor {name} is quantized in safetensors, which is not read in parts; with "
+                f"{self.path}: tensor {name} is {form} in safetensors, which is not read in parts; with "
                 f"tensor_parallel use a GGUF file or plain weights",
                 where="tensor_parallel",
             )

@@ -34,6 +34,12 @@ class WeightFile(Protocol):
         """Whether any tensor is quantized."""
         ...
 
+    def release(self) -> None:
+        """Takes what was read so far out of this process's memory; later reads bring it back. Tensors that were not
+        copied stay valid.
+        """
+        ...
+
     def unpacked(self) -> str:
         """Which quantized matrices that were read became floats, since no kernel has their form; empty if none."""
         ...

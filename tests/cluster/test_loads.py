@@ -46,6 +46,13 @@ def test_rates_are_found_from_reports_with_different_loads(true):
     assert step_s == pytest.approx(true.step_s + 8 * true.row_s, rel=0.2)
 
 
+def test_a_cpu_a_hundred_times_slower_than_the_first_rates_is_known_after_a_few_prompts():
+    engine, fit = Metrics(true := Rates(3e-3, 0.02, 5e-3), seed=5), RatesFit()
+    for i in range(4):
+        fit.note("a", engine.run(20, prompts=(i % 2) / 4))
+    assert fit.rates.prefill_s_per_token == pytest.approx(true.prefill_s_per_token, rel=0.3)
+
+
 def test_a_change_of_speed_is_learned_and_a_restart_begins_anew():
     fit = RatesFit()
     for rates in (Rates(2e-4, 0.02, 1e-3), Rates(4e-4, 0.04, 2e-3)):

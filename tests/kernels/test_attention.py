@@ -6,6 +6,8 @@ import pytest
 import torch
 from phloem import kernels
 from phloem.kernels import reference
+from phloem.kernels.cpu import attention_plan as planning
+from phloem.kernels.quantized_kv import quantize_kv
 from torch import Tensor
 
 
@@ -155,6 +157,99 @@ def test_rows_that_share_slots_get_what_they_get_alone_to_the_bit(name: str, num
             q[begin:end], k_cache, v_cache, table, row_ids[i : i + 1], local, lens[i : i + 1], scale=0.2
         )
         assert torch.equal(together[begin:end], alone)
+
+
+# Rows by name: the slots of a tree of prompts, as (tokens, parent, tokens shared with the parent).
+TREES = {
+    "short": {"a": (200, "", 0), "b": (190, "a", 150), "c": (201, "a", 200)},
+    "two_programs": {
+        "a": (450, "", 0),
+        "a2": (470, "a", 448),
+        "b": (440, "a", 130),
+        "b2": (441, "b", 430),
+        "a3": (455, "a", 450),
+    },
+    "three_levels": {
+        "a": (1300, "", 0),
+        "b": (900, "a", 640),
+        "c": (1250, "a", 1200),
+        "d": (800, "b", 790),
+        "e": (70, "a", 66),
+        "f": (640, "b", 600),
+        "g": (90, "", 0),
+    },
+}
+
+
+def tree_inputs(name: str, num_queries: int, dtype: torch.dtype) -> list[Tensor]:
+    rows = TREES[name]
+    case = Case(tuple(length for length, *_ in rows.values()), (num_queries,) * len(rows))
+    inputs = case.inputs(dtype, dtype)
+    table, ids = inputs[3], dict(zip(rows, inputs[4].tolist(), strict=True))
+    for row, (_, parent, shared) in rows.items():
+        if parent:
+            table[ids[row], :shared] = table[ids[parent], :shared]
+    return inputs
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(("num_queries", "dtype"), [(1, torch.bfloat16), (3, torch.float32), (1, torch.int8)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rows_of_a_tree_get_what_they_get_alone_to_the_bit(
+    name: str, num_queries: int, dtype: torch.dtype, threads: int
+) -> None:
+    inputs = tree_inputs(name, num_queries, torch.bfloat16 if dtype == torch.int8 else dtype)
+    if dtype == torch.int8:
+        inputs[1], inputs[2] = (quantize_kv(cache.nan_to_num()) for cache in inputs[1:3])
+    q, k_cache, v_cache, table, row_ids, _, lens = inputs
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    together = kernels.paged_attention(*inputs, scale=0.2)
+    torch.set_num_threads(before)
+    local = torch.tensor([0, num_queries], dtype=torch.int32)
+    for i in range(len(lens)):
+        part = slice(i * num_queries, (i + 1) * num_queries)
+        alone = kernels.paged_attention(
+            q[part], k_cache, v_cache, table, row_ids[i : i + 1], local, lens[i : i + 1], scale=0.2
+        )
+        assert torch.equal(together[part], alone)
+
+
+def planned_pieces(inputs: list[Tensor], *, most_queries: int) -> list[tuple[int, int, list[int]]]:
+    """(first tile, end tile, rows) of the pieces that rows of one block share."""
+    _, k_cache, _, table, row_ids, starts, lens = inputs
+    num_rows, heads = len(lens), k_cache.shape[1]
+    plan = torch.zeros(
+        planning.plan_words(num_rows, int(starts[-1]), table.shape[1], block=4, num_kv_heads=heads)
+    ).long()
+    call = planning.PlanCall(
+        starts.data_ptr(), lens.data_ptr(), num_rows, heads, 3, 4, 64, 0, plan.data_ptr(), table.data_ptr(),
+        table.stride(0), row_ids.data_ptr(), most_queries, 0, 0,
+    )  # fmt: skip
+    planning.plan_attention(call)
+    at, found = (int(plan[planning.RUNS]) - plan.data_ptr()) // 8, []
+    for _ in range(int(plan[planning.NUM_SHARED]) // heads):
+        piece = at + planning.DONE + heads
+        for _ in range(int(plan[at + planning.PIECES])):
+            first, end, members = plan[piece : piece + planning.PIECE_FIELDS].tolist()
+            piece += planning.PIECE_FIELDS
+            found.append((first, end, plan[piece : piece + members].tolist()))
+            piece += members
+        assert piece == at + int(plan[at + planning.RUN_LEN]) <= len(plan)
+        at = piece
+    return found
+
+
+def test_tiles_that_rows_share_are_planned_once() -> None:
+    inputs = tree_inputs("two_programs", 1, torch.float32)
+    common, of_a, of_b = (0, 2, [0, 1, 2, 3, 4]), (2, 7, [0, 1, 4]), (2, 6, [2, 3])
+    assert planned_pieces(inputs, most_queries=21) == [common, of_b, of_a]
+    # Where queries of three rows fit, the others have a run of their own.
+    assert planned_pieces(inputs, most_queries=3) == [(0, 2, [0, 1, 2]), (2, 7, [0, 1]), (0, 2, [3, 4])]
+    assert planned_pieces(tree_inputs("short", 1, torch.float32), most_queries=21) == [
+        (0, 2, [0, 1, 2]),
+        (2, 3, [0, 2]),
+    ]
 
 
 def spans(case: Case, *, window: int = 0, seed: int = 0) -> tuple[Tensor, Tensor | None]:

@@ -228,6 +228,7 @@ def test_calls_whose_caller_was_killed_end_when_the_engine_has_fewer_programs():
         ({"model": "m", "autoscaling": {"target": 4}}, "autoscaling.target: it is not one of start_s, goal_s"),
         ({"model": "m", "autoscaling": {"max_replicas": 2.5}}, "max_replicas=2.5: it must be a whole number"),
         ({"model": "m", "replicas": 3, "autoscaling": {"max_replicas": 2}}, "args.replicas=3: .* must be 1 to 2"),
+        ({"model": "m", "allow_image_hosts": ["a b"]}, "args.allow_image_hosts: 'a b' is not a host"),
     ],
 )
 def test_wrong_arguments_of_the_application_are_refused_by_name(args, message):

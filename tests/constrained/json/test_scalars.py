@@ -169,7 +169,7 @@ def test_states_of_a_list_that_are_made_at_once_are_those_made_one_by_one(
     vocabulary: Vocabulary, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("phloem.constrained.json.scalars.MAX_LISTED_BYTES", most)
-    listed = {"enum": ["a", "aba", "name", "na", "the", "return acc", ""]}
+    listed = {"enum": ["a", "aba", "name", "na", "the", "return acc", "", "é", "éa"]}
     schema = {
         "properties": {"kind": listed},
         "patternProperties": {"^n": {"type": "integer"}},
@@ -179,12 +179,24 @@ def test_states_of_a_list_that_are_made_at_once_are_those_made_one_by_one(
     }
     fresh = Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos)
     grammar = compile("json_schema", json.dumps(schema), fresh, property_order="any", whitespace="flexible")
-    for kind in ("a", "aba", "name", ""):
+    for kind in ("a", "aba", "name", "", "é", "éa"):
         for rest in ("", ', "na": 3', ', "name": 1', ', "na": "a"', ', "the": "a"', ', "x": 1'):
             needs = kind.startswith("a") and '"na": 3' not in rest
             valid = not needs and rest not in (', "na": "a"', ', "x": 1')
-            assert takes(grammar, f'{{"kind": {json.dumps(kind)}{rest}}}') == valid, (kind, rest)
+            assert takes(grammar, f'{{"kind": "{kind}"{rest}}}') == valid, (kind, rest)
     assert not takes(grammar, '{"kind": "ab"}') and not takes(grammar, '{"kind": "acc"}')
+
+
+def test_a_list_for_which_the_machine_has_no_room_left_is_followed_state_by_state(vocabulary: Vocabulary) -> None:
+    words = [f"{i:04}" for i in range(300)]
+    fresh = Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos)
+    compiler = Compiler(fresh, max_states=250)  # 1,000 states at most, of which the trie of the words would take 333
+    spec = GrammarSpec("json_schema", json.dumps({"enum": words}), {})
+    machine = compiler.compile(spec).machine
+    while machine.num_states < 700:
+        machine.add_state(None)
+    grammar = compiler.compile(GrammarSpec("json_schema", json.dumps({"enum": words}), {"whitespace": "compact"}))
+    assert takes(grammar, '"0299"') and not takes(grammar, '"0300"') and machine.num_states < 1_000
 
 
 def test_lengths_that_are_asked_again_are_counted_beside_the_state(vocabulary: Vocabulary) -> None:

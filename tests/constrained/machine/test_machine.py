@@ -4,7 +4,7 @@ from functools import partial
 import numpy as np
 import pytest
 from phloem.constrained import GrammarTooComplex, Vocabulary, compile
-from phloem.constrained.machine import Machine
+from phloem.constrained.machine import Machine, walk
 from phloem.constrained.machine.machine import DEAD_STATE
 
 from ..conftest import encode
@@ -74,6 +74,28 @@ def test_more_states_than_the_limit_are_refused_with_their_number(vocabulary: Vo
     for add in (lambda: machine.add_state(None), lambda: machine.add_states(2, lambda row, state: None)):
         with pytest.raises(GrammarTooComplex, match="more than 40 automaton states"):
             add()
+
+
+def test_sparse_rows_are_made_where_a_text_gets_and_do_not_count_as_states_of_their_own(vocabulary: Vocabulary) -> None:
+    machine = Machine(vocabulary, max_states=10)
+    last = machine.add_state(None, accepting=True)
+    base = machine.text(machine.expressions.literal(b"z"))
+    begins = np.array([0, 2, 3, 3], np.int32)
+
+    def moves_of(first: int) -> tuple[np.ndarray, np.ndarray]:
+        codes = (ord("a"), ord("c"), first + 1), (ord("t"), ord("u"), last), (0, 256, first + 2)
+        return begins, np.array(codes, np.int32)
+
+    first = machine.add_sparse_states(3, moves_of, base)
+    delta = machine.arrays[walk.DELTA]
+    assert not delta[first : first + 3].any() and not machine.is_full
+    start = machine.start(first, 0)
+    assert machine.advance_bytes(start, b"t") == machine.start(last, 0)
+    assert machine.advance_bytes(start, b"a") == machine.advance_bytes(start, b"b") == machine.start(first + 1, 0)
+    assert machine.advance_bytes(start, b"c") == -1 and machine.advance_bytes(start, b"z") >= 0
+    assert not delta[first + 1].any()
+    assert (machine.row(first + 1) > 0).tolist() == vocabulary.has_byte.tolist()  # no other byte has a token
+    assert (machine.row(first + 2) == machine.row(base)).all()
 
 
 def test_results_of_any_size_are_told_apart(vocabulary: Vocabulary) -> None:

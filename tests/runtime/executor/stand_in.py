@@ -6,6 +6,7 @@ make the host wait for a GPU.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -107,8 +108,6 @@ class StandInGraph:
 class Trace(TorchDispatchMode):
     """Records the calls of torch's operators and of traced kernels: names, shapes, and addresses from outside."""
 
-    current: "Trace | None" = None
-
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[object, ...]] = []
@@ -116,11 +115,11 @@ class Trace(TorchDispatchMode):
         self._kept: list[torch.Tensor] = []  # keeps their memory from being reused
 
     def __enter__(self) -> "Trace":
-        Trace.current = self
+        _thread.trace = self
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
-        Trace.current = None
+        _thread.trace = None
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -145,6 +144,13 @@ class Trace(TorchDispatchMode):
         return (tuple(x.shape), tuple(x.stride()), "made" if inside else x.data_ptr())
 
 
+class _Thread(threading.local):
+    trace: Trace | None = None
+
+
+_thread = _Thread()
+
+
 def _leaves(value: object) -> list[object]:
     if isinstance(value, dict):
         return _leaves(list(value.values()))
@@ -156,24 +162,27 @@ def _leaves(value: object) -> list[object]:
 def traced(backend: Backend) -> Backend:
     """``backend`` with calls that a trace records too."""
 
-    def seen(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            trace = Trace.current
-            if trace is None:
-                return op(*args, **options)
-            trace.note(name, (args, options))
-            trace.__exit__(None, None, None)  # the torch calls inside a CPU kernel are not part of the graph
-            try:
-                out = op(*args, **options)
-            finally:
-                trace.__enter__()
-            trace.made(out)
-            return out
-
-        return call
-
     ops = {field.name: getattr(backend, field.name) for field in fields(backend)}
-    return replace(backend, **{name: seen(name, op) for name, op in ops.items() if callable(op)})
+    return replace(backend, **{name: one_call(name, op) for name, op in ops.items() if callable(op)})
+
+
+def one_call(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+    """``op`` as a trace records it: torch's calls inside are not part of the graph."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        trace = _thread.trace
+        if trace is None:
+            return op(*args, **options)
+        trace.note(name, (args, options))
+        trace.__exit__(None, None, None)
+        try:
+            out = op(*args, **options)
+        finally:
+            trace.__enter__()
+        trace.made(out)
+        return out
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from phloem.kernels import Sharing
 from phloem.runtime.executor.prefixes import PIECES_A_ROW, Prefixes, PrefixFinder, shared_size
-from phloem.runtime.scheduler.plan import DecodePart
+from phloem.runtime.layers.batch import StepArrays
+from phloem.runtime.scheduler.plan import DecodePart, StepPlan
 
 CHUNK = 4
 
@@ -91,19 +92,19 @@ def test_prefixes_that_save_too_little_are_not_shared() -> None:
     assert find(finder(), contexts, ends, np.array([1, 200])) is None  # a prompt
 
 
-def decoding(contexts: Sequence[np.ndarray]) -> DecodePart:
+def decoding(contexts: Sequence[np.ndarray]) -> StepArrays:
     """The step of each context's last token."""
     rows = np.arange(len(contexts))
     starts = np.array([len(context) - 1 for context in contexts])
     slots = np.array([context[-1] for context in contexts], np.int32)
-    return DecodePart(rows, rows, starts, np.zeros(len(rows), np.int32), slots)
+    return StepArrays.of(StepPlan(0, (), DecodePart(rows, rows, starts, np.zeros(len(rows), np.int32), slots)))
 
 
 def test_an_unchanged_step_returns_the_same_prefixes_object() -> None:
     look = finder()
     contexts = [np.append(np.arange(9), 50 + i).astype(np.int32) for i in range(3)]
     look.note([(row, 0, context[:-1]) for row, context in enumerate(contexts)])
-    look.note_decode(decoding(contexts))
+    look.note_step(decoding(contexts))
     first = look.of_decode(decoding(contexts))
     assert first is not None and first.own_from.tolist() == [2, 2, 2]
     longer = [np.append(context, 90 + i).astype(np.int32) for i, context in enumerate(contexts)]
@@ -119,6 +120,6 @@ def test_a_chunk_filled_by_decoding_is_shared_from_the_next_step_on() -> None:
     slots = np.arange(20, dtype=np.int32)
     for length in range(1, 10):  # two rows that write equal slots, which real rows never do
         part = decoding([slots[:length], slots[:length]])
-        look.note_decode(part)
+        look.note_step(part)
         found = look.of_decode(part)
         assert (0 if found is None else int(found.own_from[0])) == (length - 1) // CHUNK

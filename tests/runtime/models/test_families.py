@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 import torch
 from phloem import kernels
+from phloem.kernels import QuantizedWeight
 from phloem.kernels.backend import triton_backend, using
 from phloem.kernels.cpu.pool import has_pool
+from phloem.kernels.quantized_weight import unpacked_experts
 from phloem.protocol.errors import Unsupported
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.executor.replays import Replays
 from phloem.runtime.layers.batch import ForwardBatch
+from phloem.runtime.layers.moe import MoE
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
+from phloem.runtime.quantizing import quantize_model
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
 from phloem.runtime.weights.model_config import GGUF_FAMILIES
 from phloem.tests.runtime.models.families import BY_HAND, FAMILIES, make_family, make_family_gguf, table
@@ -90,6 +94,29 @@ def test_the_gpu_s_kernels_give_the_same_logits(
         stepper = Stepper(load_model(folders[name], FLOAT32))
         got = torch.cat((stepper.step([(0, IDS[:9], 9)]), stepper.step([(0, IDS[9:10], 1)])))
     assert_equal_logits(got, wanted[name][:10])
+
+
+@pytest.mark.parametrize("form", ["mlx int4", "compressed-tensors int8", "Q4_1", "Q8_0"])
+def test_the_gpu_keeps_quantized_experts_packed(form: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """The same experts as on a CPU, where they are floats."""
+    if form.startswith("Q"):
+        path = make_family_gguf(tmp_path / "tiny.gguf", folders["qwen3_moe"], FAMILIES["qwen3_moe"], kind=form)
+    else:
+        name, _, bits = form.partition(" ")
+        scheme = "int8" if bits == "int8" else "int4-g32"
+        path = quantize_model(folders["qwen3_moe"], tmp_path / "out", scheme, folder_format=name).path
+    floats = load_model(path, FLOAT32)
+    with using(triton_backend()):
+        model = load_model(path, EngineConfig(model="tiny", precision="auto"))
+        for layer, plain in zip(model.layers, floats.layers, strict=True):
+            assert isinstance(layer.mlp, MoE) and isinstance(plain.mlp, MoE)
+            for packed, want in ((layer.mlp.gate_up, plain.mlp.gate_up), (layer.mlp.down, plain.mlp.down)):
+                assert isinstance(packed, QuantizedWeight) and isinstance(want, torch.Tensor)
+                assert packed.kind == ("int4" if "4" in form else "int8")
+                torch.testing.assert_close(unpacked_experts(packed, want.shape[1]), want, atol=2e-3, rtol=2e-3)
+        if form == "Q4_1":
+            got, want = Stepper(model).prefill(0, IDS[:2]), Stepper(floats).prefill(0, IDS[:2])
+            assert float((got - want).norm() / want.norm()) < 0.1  # of activations in bfloat16
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.arch])

@@ -3,15 +3,18 @@
 import os
 import threading
 import time
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 import torch
 from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.models import load_model, loading, packed_copy
 from phloem.runtime.models.decoder import Model
 from phloem.runtime.models.packed_copy import PackedCopy, copy_name, make_room
+from phloem.runtime.planning.host import write_small_model
 from phloem.tests.runtime.models.tiny import make_tiny_gguf
 
 KINDS = {"": "Q4_1", "v_proj": "Q8_0", "norm": "F32"}  # queries and keys, and values, are two parts of one product
@@ -66,6 +69,24 @@ def test_repack_cache_false_keeps_no_copy_and_reads_none(home: Path, path: Path)
     the_copy(home).write_bytes(b"no copy")
     load(path, repack_cache=False)
     assert the_copy(home).read_bytes() == b"no copy"
+
+
+def test_the_copy_can_be_written_later(home: Path, path: Path) -> None:
+    later: list[Callable[[], None]] = []
+    config = EngineConfig(model=str(path))
+    load_model(path, config, later=later.append)
+    assert not home.exists()
+    for work in later:
+        work()
+    the_copy(home)
+    load_model(path, config, later=later.append)
+    assert len(later) == 1  # nothing new
+
+
+def test_a_closed_engine_has_written_its_copy(home: Path, path: Path) -> None:
+    write_small_model(path)
+    EngineCore(EngineConfig(model=str(path), num_slots=64)).close()
+    the_copy(home)
 
 
 def test_floats_leave_no_copy(home: Path, path: Path) -> None:

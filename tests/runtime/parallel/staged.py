@@ -33,8 +33,9 @@ def steps(adapter: int = -1) -> list[StepPlan]:
 
 def executor_of(model: Model, num_slots: int = 64) -> Executor:
     num_layers = len(model.layers)
-    kv = KVPool.for_model(model.config, num_slots=num_slots, dtype=model.kv_dtype, num_layers=num_layers)
-    return Executor(model, kv, max_rows=2, max_len=64)
+    sizes = {"num_slots": num_slots, "num_layers": num_layers}
+    kv = KVPool.for_model(model.config, dtype=model.kv_dtype, device=model.device, **sizes)
+    return Executor(model, kv, max_rows=2, max_len=64, use_graphs=False)
 
 
 def whole_logits(path: Path, options: EngineConfig, adapter: int = -1) -> torch.Tensor:

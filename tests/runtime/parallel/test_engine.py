@@ -261,15 +261,13 @@ def test_two_ranks_that_spread_the_slots_have_twice_as_many_and_keep_half_of_eac
     [
         ({"tensor_parallel": 0}, "tensor_parallel=0: it must be 1 to 64"),
         ({"tensor_parallel": 2, "rank_timeout_s": 0.0}, "rank_timeout_s=0.0: it must be above 0"),
-        ({"tensor_parallel": 2, "device": "cuda"}, "tensor_parallel=2 with device='cuda': the two are not combined"),
+        ({"tensor_parallel": 2, "device": "cuda:1"}, "device='cuda:1' with tensor_parallel=2: each rank has a GPU of"),
         ({"tensor_parallel": 2, "host_cache_bytes": 1 << 30}, "tensor_parallel=2 with host_cache_bytes"),
         ({"tensor_parallel": 2, "disk_cache": "/tmp/x"}, "tensor_parallel=2 with disk_cache"),
         ({"tensor_parallel": 2, "draft_model": "self:1"}, "tensor_parallel=2 with draft_model='self:1'"),
-        ({"pipeline_parallel": 2, "draft_model": "eagle:head"}, "pipeline_parallel=2 with draft_model='eagle:head'"),
         ({"pipeline_parallel": 2, "shared_cache": "s3://a/b"}, "pipeline_parallel=2 with shared_cache='s3://a/b'"),
         ({"pipeline_parallel": 2, "disk_cache": "/tmp/x"}, "pipeline_parallel=2 with disk_cache"),
         ({"sequence_parallel": 2, "host_cache_bytes": 1 << 30}, "sequence_parallel=2 with host_cache_bytes"),
-        ({"sequence_parallel": 2, "device": "cuda"}, "sequence_parallel=2 with device='cuda'"),
         ({"pipeline_parallel": 65}, "pipeline_parallel=65: it must be 1 to 64"),
     ],
 )

@@ -1,13 +1,17 @@
 """Collectives over gloo: three ranks, each a thread with a process group of its own."""
 
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from phloem.runtime.parallel.group import Alone, Distributed, Group, added, connect
+from phloem.protocol.errors import Unsupported
+from phloem.runtime.parallel.group import Alone, Distributed, Group, added, connect, links_of
+from phloem.runtime.parallel.links import GlooLink, NcclLink
 from phloem.runtime.parallel.lost import GangLost
+from phloem.tests.runtime.parallel.process_groups import Coalesced
 from phloem.tests.runtime.parallel.virtual import run_all
 
 SIZE = 3
@@ -91,6 +95,61 @@ def test_processes_and_virtual_ranks_get_the_same_bits(gloo: list[Group], dtype:
     assert found[1]["exchange"][:, 0].tolist() == [1.0, 11.0, 21.0]
     assert found[0]["broadcast"].tolist() == [1.0] * 5 and found[0]["scatter"].tolist() == [20.0] * 4
     assert found[1]["passed"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_over_nccl_collectives_are_one_group_of_transfers_each(gloo: list[Group]) -> None:
+    """With a stand-in for NCCL's process group, on which a lone transfer and one of a collective never meet."""
+    coalesced = [Coalesced(process_group_of(group)) for group in gloo]
+    groups = [Distributed({"cpu": NcclLink(one)}, rank=rank, size=SIZE) for rank, one in enumerate(coalesced)]
+    expected = run_all(SIZE, lambda group: everyone(group, torch.float32, LONG))
+    found = at_once([lambda group=group: everyone(group, torch.float32, LONG) for group in groups])
+    for rank in range(SIZE):
+        for name, value in expected[rank].items():
+            assert value is None or torch.equal(found[rank][name], value), (rank, name)
+    # Exchange, broadcast, scatter, gather, a sum of two ranks, and one of all in two parts.
+    assert [one.num_together for one in coalesced] == [7, 6, 7]
+
+
+def process_group_of(group: Group) -> Any:
+    assert isinstance(group, Distributed)
+    link = group.links["cpu"]
+    assert isinstance(link, GlooLink)
+    return link.process_group
+
+
+def test_tensors_of_a_gpu_go_over_nccl_and_those_of_the_host_over_gloo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    class FakeNccl:
+        class Options:
+            pass
+
+        def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+            made.append((rank, size, vars(options)))
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", FakeNccl, raising=False)
+    store = torch.distributed.FileStore(str(tmp_path / "ranks"), 1)
+    sizes = {"rank": 0, "size": 1, "timeout_s": 7.0}
+    links = links_of(store, torch.device("cuda:0"), **sizes)
+    assert isinstance(links["cuda"], NcclLink) and isinstance(links["cpu"], GlooLink)
+    assert made == [(0, 1, {"_timeout": timedelta(seconds=7)})]
+    assert list(links_of(store, torch.device("cpu"), **sizes)) == ["cpu"]
+
+
+def test_ranks_with_different_devices_are_refused_on_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = iter(["NVIDIA H100 (9.0)", "NVIDIA A100 (8.0)"])
+    monkeypatch.setattr("phloem.runtime.parallel.group.kind_of", lambda _: next(kinds))
+
+    def refusal(rank: int) -> str:
+        with pytest.raises(Unsupported) as error:
+            connect(tmp_path, rank=rank, size=2, timeout_s=60.0)
+        return str(error.value)
+
+    first, second = at_once([lambda rank=rank: refusal(rank) for rank in (0, 1)])
+    assert first == second
+    assert "rank 1 has the device NVIDIA" in first and "all ranks need the same kind; choose the GPUs with" in first
 
 
 def test_a_sum_of_bfloat16_is_rounded_once() -> None:

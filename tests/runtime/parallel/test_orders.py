@@ -37,9 +37,7 @@ def same_step(one: StepArrays, other: StepArrays) -> bool:
     for field in dataclasses.fields(StepArrays):
         a, b = getattr(one, field.name), getattr(other, field.name)
         if field.name == "earlier":
-            if [x[:2] for x in a] != [x[:2] for x in b]:
-                return False
-            if not all(np.array_equal(x[2], y[2]) for x, y in zip(a, b, strict=True)):
+            if not all(np.array_equal(getattr(a, name), getattr(b, name)) for name in a.__slots__):
                 return False
         elif not np.array_equal(a, b):
             return False

@@ -83,7 +83,8 @@ def test_the_next_micro_step_is_sent_before_the_first_is_answered(tmp_path: Path
 
 @pytest.mark.parametrize(("num_stages", "num_tokens", "expected"), [(2, 1, 1), (2, 32, 2), (2, 512, 8), (4, 512, 14)])
 def test_micro_steps_are_as_many_as_take_the_least_turns(num_stages: int, num_tokens: int, expected: int) -> None:
-    stage = PipelineStage(run_all(1, lambda group: group)[0], num_stages=num_stages, before=None, after=0, width=1)
+    group, cpu = run_all(1, lambda group: group)[0], torch.device("cpu")
+    stage = PipelineStage(group, num_stages=num_stages, before=None, after=0, width=1, device=cpu)
     assert stage.num_micro_steps(num_tokens) == expected
 
     def time_of(count: int) -> float:

@@ -1,5 +1,6 @@
 """Tensor parallelism computes the logits of the unsplit model, for every family's layers and forms of weights."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from phloem.runtime.config import EngineConfig
 from phloem.runtime.models import load_model
 from phloem.runtime.parallel.mesh import Mesh
 from phloem.runtime.parallel.split import RankSplit
-from phloem.runtime.parallel.tensor import SplitHead, likeliest
+from phloem.runtime.parallel.tensor import SplitHead, likeliest, likeliest_by_keys
 from phloem.tests.runtime.models.families import FAMILIES, make_family
 from phloem.tests.runtime.models.lora import make_adapter
 from phloem.tests.runtime.models.stepping import Stepper
@@ -172,7 +173,20 @@ def test_a_shortlist_has_the_likeliest_tokens_and_the_sum_of_all(k: int, tmp_pat
         assert set(best[row][is_allowed].tolist()) <= set(found.token_ids[row].tolist())
 
 
-def test_of_equal_logits_the_lower_ids_are_likeliest() -> None:
+@pytest.mark.parametrize("find", [likeliest, likeliest_by_keys])
+def test_of_equal_logits_the_lower_ids_are_likeliest(find: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0, 3.0, 2.0], [5.0, 4.0, 4.0, 4.0, 4.0, 4.0]])
-    assert likeliest(logits, 2).tolist() == [[1, 2], [0, 1]]
-    assert likeliest(logits, 3).tolist() == [[1, 2, 4], [0, 1, 2]]
+    assert find(logits, 2).tolist() == [[1, 2], [0, 1]]
+    assert find(logits, 3).tolist() == [[1, 2, 4], [0, 1, 2]]
+    zeros = torch.tensor([[-1.0, 0.0, -0.0, float("-inf"), -2.0]])
+    assert find(zeros, 1).tolist() == [[1]] and find(zeros, 4).tolist() == [[0, 1, 2, 4]]
+
+
+def test_keys_find_the_likeliest_that_a_host_finds() -> None:
+    rng = torch.Generator().manual_seed(3)
+    for k in (1, 7, 64):
+        logits = torch.randn(9, 500, generator=rng).mul(4).round() / 4  # with many equal ones
+        logits[2, 5:] = float("-inf")
+        found, expected = likeliest_by_keys(logits, k), likeliest(logits, k)
+        assert torch.equal(found[:2], expected[:2]) and torch.equal(found[3:], expected[3:])
+        assert torch.equal(logits.gather(1, found), logits.gather(1, expected))

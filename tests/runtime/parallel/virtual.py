@@ -1,5 +1,6 @@
 """Ranks as threads of one process that take turns: the same shares and sums as processes have, without processes."""
 
+import contextvars
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -7,11 +8,13 @@ from typing import Any
 
 import torch
 from phloem.runtime.config import EngineConfig
+from phloem.runtime.executor import Accelerator
 from phloem.runtime.models import Model
 from phloem.runtime.parallel.group import added
 from phloem.runtime.parallel.leader import Leader
 from phloem.runtime.parallel.lost import GangLost
 from phloem.runtime.parallel.rank import Rank, Shape, WeightBytes, copies_of
+from phloem.tests.runtime.executor.stand_in import one_call
 
 MAX_TURNS = 200_000  # in one wait: nobody makes progress
 
@@ -70,7 +73,7 @@ class VirtualGroup:
         self._turns.until(self._peers[self.rank], is_true)
 
     def part(self, ranks: Sequence[int]) -> "VirtualGroup":
-        return VirtualGroup(self._turns, list(ranks).index(self.rank), [self._peers[rank] for rank in ranks])
+        return type(self)(self._turns, list(ranks).index(self.rank), [self._peers[rank] for rank in ranks])
 
     def num_waiting(self, source: int) -> int:
         """Messages that rank ``source`` has sent to this one and that it has not received."""
@@ -133,19 +136,33 @@ class VirtualGroup:
         return into
 
 
+class CapturedGroup(VirtualGroup):
+    """Each collective is one call of a stand-in's graph, as over NCCL."""
+
+    def __init__(self, turns: Turns, rank: int, peers: Sequence[int] = ()) -> None:
+        super().__init__(turns, rank, peers)
+        for name in ("sum", "gather", "exchange", "broadcast"):
+            setattr(self, name, one_call(name, getattr(self, name)))
+
+
 class VirtualRanks:
     """Runs ``body(group)`` for every rank from 1 on a thread of its own; rank 0 is the caller's thread.
 
-    ``group`` is rank 0's. ``end`` waits for the others, which must have been told to return.
+    ``group`` is rank 0's. ``end`` waits for the others, which must have been told to return. All use the backend of
+    kernels that the caller uses.
     """
 
-    def __init__(self, size: int, body: Callable[[VirtualGroup], Any]) -> None:
+    def __init__(
+        self, size: int, body: Callable[[VirtualGroup], Any], *, kind: type[VirtualGroup] = VirtualGroup
+    ) -> None:
         self._turns = Turns(size)
+        self._kind = kind
         self.results: list[Any] = [None] * size
-        self.group = VirtualGroup(self._turns, 0)
+        self.group = kind(self._turns, 0)
+        contexts = [contextvars.copy_context() for _ in range(1, size)]
         self._threads = [
-            threading.Thread(target=self._run, args=(rank, body), name=f"rank {rank}", daemon=True)
-            for rank in range(1, size)
+            threading.Thread(target=context.run, args=(self._run, rank, body), name=f"rank {rank}", daemon=True)
+            for rank, context in enumerate(contexts, start=1)
         ]
         for thread in self._threads:
             thread.start()
@@ -153,7 +170,7 @@ class VirtualRanks:
     def _run(self, rank: int, body: Callable[[VirtualGroup], Any]) -> None:
         self._turns.enter(rank)
         try:
-            self.results[rank] = body(VirtualGroup(self._turns, rank))
+            self.results[rank] = body(self._kind(self._turns, rank))
         except BaseException as error:
             self._turns.failure = error
         finally:
@@ -181,14 +198,15 @@ def run_all(size: int, body: Callable[[VirtualGroup], Any]) -> list[Any]:
 
 
 class VirtualGang:
-    """A ``Gang`` whose ranks are threads of this process."""
+    """A ``Gang`` whose ranks are threads of this process. ``accelerators``: of the ranks from 1 on."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+    def __init__(self, config: EngineConfig, accelerators: Sequence[Accelerator] = ()) -> None:
+        self._config, self._accelerators = config, accelerators
         self._shape: Shape | None = None
         self._leader: Leader | None = None
         self.loaded: dict[int, Rank] = {}
-        self.ranks = VirtualRanks(config.num_ranks, self._run)
+        kind = CapturedGroup if accelerators else VirtualGroup
+        self.ranks = VirtualRanks(config.num_ranks, self._run, kind=kind)
         self.group = self.ranks.group
 
     @property
@@ -196,7 +214,8 @@ class VirtualGang:
         return [self.loaded[rank].weight_bytes for rank in range(1, self.group.size)]
 
     def _run(self, group: VirtualGroup) -> int:
-        rank = self.loaded[group.rank] = Rank(self._config, group)
+        accelerator = self._accelerators[group.rank - 1] if self._accelerators else None
+        rank = self.loaded[group.rank] = Rank(self._config, group, accelerator=accelerator)
         group.wait_until(lambda: self._shape is not None)
         assert self._shape is not None
         return rank.follow(self._shape)

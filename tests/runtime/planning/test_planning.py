@@ -224,8 +224,11 @@ def test_ranks_read_less_and_add_collectives() -> None:
     one, eight = (step_time(shape, h100, rows=16, context=500, tensor_parallel=size) for size in (1, 8))
     assert eight.linear == pytest.approx(one.linear / 8) and one.collectives == 0.0
     sums = 2 * 80 + 1
-    sent = 2 * 7 / 8 * 16 * 8192 * 2 / h100.link_rate
-    assert eight.collectives == pytest.approx(sums * (h100.collective_s + sent))
+    sent = 7 * 16 * 8192 * 2  # all get all tensors at once
+    assert eight.collectives == pytest.approx(sums * (h100.collective_s + sent / h100.link_rate))
+    assert eight.num_collectives == sums and eight.sent_bytes == sums * sent
+    many = step_time(shape, h100, rows=64, context=500, tensor_parallel=8)
+    assert many.num_collectives == 2 * sums and many.sent_bytes == sums * 2 * 7 / 8 * 64 * 8192 * 2
     assert eight.total < one.total
 
 
@@ -243,7 +246,10 @@ def test_the_best_split_of_eight_devices_has_most_tokens_a_second() -> None:
     rates = [one.tokens_per_s * (8 // one.split.num_devices) for one in found]
     assert rates == sorted(rates, reverse=True)
     sizes = (1, 2, 4, 8)
-    assert {one.split for one in found} == {DeviceSplit(t, p) for t in sizes for p in sizes if t * p <= 8}
+    meshes = {DeviceSplit(t, p, sequence=s) for t in sizes for p in sizes for s in sizes if t * p * s <= 8}
+    assert {one.split for one in found} == meshes
+    of_tensors = {one.split.sequence: one.batch for one in found if (one.split.tensor, one.split.pipeline) == (4, 1)}
+    assert of_tensors[2] > 1.9 * of_tensors[1]  # twice the slots
     assert next(one for one in found if one.split == DeviceSplit()).batch == 0  # 141 GB do not fit into one device
     mixture = best_split(
         replace(SHAPES["qwen3-235b-a22b"], weight_bits=16), HARDWARE["h100"], Goal(1000, 200), devices=8
@@ -266,21 +272,15 @@ def test_stages_hold_fewer_bytes_and_wait_for_each_other() -> None:
         shape.share(1, stages=81)
 
 
-def test_experts_on_ranks_are_read_as_often_and_exchanges_send_less_than_sums() -> None:
+def test_experts_on_ranks_are_read_as_often_and_joined_by_sums() -> None:
     shape, h100 = replace(SHAPES["qwen3-235b-a22b"], weight_bits=16, experts_per_token=2), HARDWARE["h100"]
     for rows in (8, 512):
         sums, parts = (
             step_time(shape, h100, rows=rows, context=500, tensor_parallel=8, expert_parallel=size) for size in (1, 8)
         )
         assert parts.linear == pytest.approx(sums.linear, rel=0.01)
-        if rows * shape.hidden < 1 << 16:
-            assert parts.num_collectives == sums.num_collectives == 2 * 94 + 1
-            assert parts.sent_bytes == sums.sent_bytes
-        else:
-            assert parts.num_collectives == 3 * 94 + 1
-            chosen = 1 - (7 / 8) ** 2  # of the tokens, by one of their two experts
-            layer = 7 / 8 * rows * 4096 * 2
-            assert parts.sent_bytes == pytest.approx(sums.sent_bytes - 94 * layer * (1 - chosen))
+        assert parts.num_collectives == sums.num_collectives == (2 * 94 + 1) * (1 if rows == 8 else 2)
+        assert parts.sent_bytes == sums.sent_bytes
     assert shape.share(8, expert_parts=8).layer_weights == pytest.approx(shape.share(8).layer_weights)
     with pytest.raises(
         InvalidParams, match="expert_parallel=3: qwen3-235b-a22b has 128 experts, and the number must d"
@@ -310,6 +310,7 @@ def test_the_command_compares_splits(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["plan", "llama-3.3-70b", "--hardware", "h100", "--devices", "8"]) == 0
     shown = capsys.readouterr().out
     assert "on 8 x h100" in shown and "most tokens a second: --tensor-parallel" in shown
+    assert "  sequence  " in shown and "7 other splits: not even one sequence fits" in shown
     assert main(["plan", "llama-3.3-70b", "--hardware", "h100", "--tensor-parallel", "8"]) == 0
     shown = capsys.readouterr().out
     assert "of each of 8 ranks: weights" in shown and "collectives" in shown

@@ -32,29 +32,28 @@ def freed_when_idle() -> list[int]:
     node = Node()
     seen = weakref.ref(node)
     node.others = [[] for _ in range(lasting // 2)]
-    grow(garbage_module.BUSY_PASSES)
+    grow(garbage_module.PASSES)
     garbage.after_step(is_idle=False)
     del node
-    grow(garbage_module.BUSY_PASSES)
+    grow(garbage_module.PASSES)
     garbage.after_step(is_idle=False)
     under_load = seen() is not None
-    grow(garbage_module.IDLE_PASSES)
+    grow(garbage_module.PASSES)
     garbage.after_step(is_idle=True)
     return [lasting, int(under_load), int(seen() is not None), gc.get_freeze_count()]
 
 
 def bounded_under_load() -> list[int]:
     """Frozen objects at the start and at most; rounds, each with a dropped cycle of half as many; cycles that live."""
-    garbage_module.BUSY_PASSES = 2
     gc.collect()
     garbage = Garbage()
     lasting = gc.get_freeze_count()
     most, seen = 0, []
-    for _ in range(12):  # six times the lasting objects, all of them garbage
+    for _ in range(20):  # ten times the lasting objects, all of them garbage
         node = Node()
         seen.append(weakref.ref(node))
         node.others = [[] for _ in range(lasting // 2)]
-        grow(2)
+        grow(garbage_module.PASSES)
         garbage.after_step(is_idle=False)
         most = max(most, gc.get_freeze_count())
     return [lasting, most, len(seen), sum(node() is not None for node in seen)]

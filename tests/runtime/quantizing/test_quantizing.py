@@ -10,16 +10,25 @@ import torch
 from phloem.protocol.errors import InvalidParams, Unsupported
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.models import load_model
+from phloem.runtime.models.names import TensorNames
 from phloem.runtime.quant import GroupTensor, QuantTensor
 from phloem.runtime.quantizing import quantize_model
 from phloem.runtime.quantizing.comparison import compare
 from phloem.runtime.quantizing.quality import TextReader, score_text
-from phloem.runtime.quantizing.rounding import Curvature, round_to_fours, round_to_q4_1, round_to_q8_0
+from phloem.runtime.quantizing.rounding import (
+    Curvature,
+    round_to_affine,
+    round_to_fours,
+    round_to_q4_1,
+    round_to_q8_0,
+)
 from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
 from phloem.runtime.weights import open_weights
+from phloem.runtime.weights.gguf_header import read_header
 from phloem.tests.runtime.models.stepping import Stepper
 from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model
 from phloem.tests.runtime.tokenizer.vocabularies import write_byte_level
+from safetensors.torch import load_file
 
 TEXT = "An orchard on the north slope was planted in the spring, when the valley road was still gravel. " * 3
 MATRIX = "model.layers.1.mlp.up_proj.weight"
@@ -38,14 +47,23 @@ def error_of(path: Path, original: Path) -> float:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "bits", "most", "most_logits"),
-    [("int8", 8, 0.006, 0.06), ("int4-g32", 4, 0.085, 0.6), ("int4-awq", 4, None, 0.8), ("fp8", 0, 0.03, 0.25)],
+    ("scheme", "form", "bits", "most", "most_logits"),
+    [
+        ("int8", "compressed-tensors", 8, 0.006, 0.06),
+        ("int8", "mlx", 8, 0.006, 0.06),
+        ("int4-g32", "compressed-tensors", 4, 0.085, 0.6),
+        ("int4-g32", "mlx", 4, 0.075, 0.5),
+        ("int4-awq", "awq", 4, None, 0.8),
+        ("int4-awq", "mlx", 4, None, 0.8),
+        ("fp8", "compressed-tensors", 0, 0.03, 0.25),
+    ],
 )
 def test_a_folder_is_written_in_a_form_that_is_read_again(
-    scheme: str, bits: int, most: float | None, most_logits: float, tmp_path: Path
+    scheme: str, form: str, bits: int, most: float | None, most_logits: float, tmp_path: Path
 ) -> None:
     original = make_tiny_model(tmp_path / "tiny", seed=0)
-    found = quantize_model(original, tmp_path / "out", scheme, calibration=TEXT if scheme == "int4-awq" else "")
+    calibration = TEXT if scheme == "int4-awq" else ""
+    found = quantize_model(original, tmp_path / "out", scheme, folder_format=form, calibration=calibration)
     assert found.num_matrices == 14 and not found.left and not found.was_packed
     assert found.size_bytes < found.source_bytes
     got = open_weights(found.path).tensor(MATRIX)
@@ -106,6 +124,81 @@ def test_a_matrix_that_has_the_type_already_is_copied_byte_for_byte(tmp_path: Pa
     assert again.num_copied == 14 and torch.equal(logits_of(again.path), logits_of(found.path))
 
 
+def byte_level_gguf(path: Path, kinds: dict[str, str]) -> Path:
+    """A tiny Llama as a GGUF file with a byte-level vocabulary, of which a folder can be written."""
+    found = make_tiny_gguf(path, seed=0, kinds=kinds, tied=True)
+    vocabulary = read_header(write_byte_level(path.with_name("vocabulary.gguf"))).metadata
+    reader = gguf.GGUFReader(found)
+    writer = gguf.GGUFWriter(path.with_name("both.gguf"), "llama")
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "tokenizer.", "general.architecture")):
+            writer.add_key_value(field.name, field.contents(), field.types[0], (*field.types, None)[1])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([*vocabulary["tokenizer.ggml.tokens"][:95], "ab"])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(2)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.with_name("both.gguf")
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_a_folder_of_mlx_keeps_the_numbers_of_a_gguf_file(kind: str, tmp_path: Path) -> None:
+    """Queries and keys lie in another order of rows there, and the table has 8 bits."""
+    original = byte_level_gguf(tmp_path / "tiny.gguf", {"": kind, "embed": "Q8_0"})
+    found = quantize_model(original, tmp_path / "out", "int4-g32", calibration=TEXT)
+    assert (found.num_matrices, found.num_copied) == (14, 14)
+    before, after = open_weights(original), open_weights(found.path)
+    assert after.config.tied_embeddings
+    names = TensorNames(before.config, "gguf"), TensorNames(after.config, "safetensors")
+    for (key, _, _, old), (*_, new) in zip(*(each.entries() for each in names), strict=True):
+        want, got = before.tensor(old), after.tensor(new)
+        if isinstance(want, QuantTensor):
+            assert isinstance(got, GroupTensor) and got.is_exact_in_bytes == (key == "embedding")
+            torch.testing.assert_close(got.dequantize(), want.dequantize(), rtol=0, atol=1e-6)
+    assert error_of(found.path, original) < 3e-3  # its norms have 16 bits
+    assert load_tokenizer(found.path).encode("ab") == load_tokenizer(original).encode("ab")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16])
+def test_floats_that_were_rounded_before_keep_their_numbers(dtype: torch.dtype, scale_dtype: torch.dtype) -> None:
+    """Numbers of a group reach over 15 steps or fewer, as those of ``Q4_K`` do."""
+    rng = torch.Generator().manual_seed(0)
+    widths = torch.randint(3, 16, (64, 4, 1), generator=rng)
+    q = (torch.rand(64, 4, 32, generator=rng) * (widths + 1)).floor().clamp_max(widths)
+    q[..., 0], q[..., 1] = 0, widths[..., 0]
+    scale = (0.01 * (0.5 + torch.rand(64, 4, 1, generator=rng))).half().float()
+    minimum = (-scale * widths * (0.3 + 0.4 * torch.rand(64, 4, 1, generator=rng))).half().float()
+    weight = (q * scale + minimum).view(64, 128)
+    got = round_to_affine(weight.to(dtype), group_len=32, scale_dtype=scale_dtype).dequantize()
+    steps = (got - weight).view(64, 4, 32).abs() / scale
+    exact = dtype == torch.float32 and scale_dtype == torch.float16
+    assert float(steps.max()) < (0.02 if exact else 0.12)
+
+
+def test_a_mixture_becomes_stacks_of_experts_in_mlx(tmp_path: Path) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    original = make_tiny_model(tmp_path / "tiny", seed=0, family="qwen3_moe", **experts)
+    found = quantize_model(original, tmp_path / "out", "int4-g32")
+    assert found.num_matrices == 2 * (4 + 3 * 4)
+    stored = load_file(found.path / "model.safetensors")
+    assert stored["model.layers.1.mlp.switch_mlp.down_proj.weight"].shape == (4, 64, 4)
+    assert stored["model.layers.1.mlp.gate.weight"].dtype == torch.float16
+    before, after = open_weights(original), open_weights(found.path)
+    for expert in range(4):
+        name = f"model.layers.1.mlp.experts.{expert}.up_proj.weight"
+        want, got = before.tensor(name), after.tensor(name)
+        assert isinstance(got, GroupTensor) and isinstance(want, torch.Tensor)
+        assert float((got.dequantize() - want).norm() / want.norm()) < 0.075
+    assert error_of(found.path, original) < 0.6
+
+
 def test_a_folder_is_written_from_a_gguf_file(tmp_path: Path) -> None:
     original = make_tiny_gguf(tmp_path / "tiny.gguf", seed=0)
     with pytest.raises(Unsupported, match="a tokenizer.json of a None vocabulary is not written"):
@@ -145,7 +238,8 @@ def test_scales_by_activations_change_nothing_before_rounding_and_lose_less_afte
         for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
             tensors[f"model.layers.{i}.{name}.weight"] /= sizes.sqrt() * 3
     save_file(tensors, original / "model.safetensors")
-    plain = quantize_model(original, tmp_path / "plain", "int4-g32")
+    form = "compressed-tensors"
+    plain = quantize_model(original, tmp_path / "plain", "int4-g32", folder_format=form)
     scaled = quantize_model(original, tmp_path / "scaled", "int4-awq", calibration=TEXT)
     assert error_of(scaled.path, original) < 0.8 * error_of(plain.path, original)
 
@@ -188,10 +282,11 @@ def test_errors_that_are_made_up_for_change_the_product_less() -> None:
     assert error(fours(curvature)) < 0.7 * error(fours(None))
 
 
-def test_calibrated_groups_lose_less(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["compressed-tensors", "mlx"])
+def test_calibrated_groups_lose_less(form: str, tmp_path: Path) -> None:
     original = make_tiny_model(tmp_path / "tiny", seed=0)
-    plain = quantize_model(original, tmp_path / "plain", "int4-g32")
-    calibrated = quantize_model(original, tmp_path / "calibrated", "int4-g32", calibration=TEXT)
+    plain = quantize_model(original, tmp_path / "plain", "int4-g32", folder_format=form)
+    calibrated = quantize_model(original, tmp_path / "calibrated", "int4-g32", folder_format=form, calibration=TEXT)
     tokens = torch.tensor(load_tokenizer(original).encode(TEXT))[:60].numpy()
     want, one, two = (
         Stepper(load_model(path, EngineConfig(model="x", precision="float32"))).prefill(0, tokens)
@@ -241,20 +336,23 @@ def test_perplexity_is_that_of_the_definition(tmp_path: Path) -> None:
         ("int8", "no/such/out", "there is no folder"),
         ("int8", "tiny", "is already there; remove it or give another name"),
         ("int4-awq", "out", "needs a calibration text of 64 tokens or more, and has 0"),
+        ("int8 awq", "out", "format 'awq': scheme int8 is written as compressed-tensors or mlx"),
+        ("int8 mlx", "out.gguf", "format 'mlx' is one of folders, and --out .*out.gguf is a file"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_anything_is(
     scheme: str, out: str, message: str, tmp_path: Path
 ) -> None:
     original = make_tiny_model(tmp_path / "tiny", seed=0)
+    scheme, _, form = scheme.partition(" ")
     with pytest.raises((InvalidParams, Unsupported), match=message):
-        quantize_model(original, tmp_path / out, scheme)
+        quantize_model(original, tmp_path / out, scheme, folder_format=form)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
 def test_the_config_says_what_was_written(tmp_path: Path) -> None:
     original = make_tiny_model(tmp_path / "tiny", seed=0, tied=True)
-    quantize_model(original, tmp_path / "out", "int4-g32")
+    quantize_model(original, tmp_path / "out", "int4-g32", folder_format="compressed-tensors")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["torch_dtype"] == "bfloat16" and config["model_type"] == "llama"
     written = config["quantization_config"]

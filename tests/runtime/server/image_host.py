@@ -11,7 +11,9 @@ DATA = bytes(range(256)) * 4
 
 
 class ImageHost(ThreadingHTTPServer):
-    """Answers by path. ``asked``: the paths and Host headers that came. ``go_on``: lets ``/slow`` send its image."""
+    """Answers by path. ``asked``: the paths and Host headers that came. ``go_on``: lets ``/slow`` send its image.
+    ``most_at_once``: of ``/together``, whose first four answers wait for each other.
+    """
 
     daemon_threads = True
 
@@ -19,6 +21,9 @@ class ImageHost(ThreadingHTTPServer):
         self.asked: list[tuple[str, str]] = []
         self.go_on = threading.Event()
         self.image = DATA
+        self.four = threading.Barrier(4)
+        self.counted = threading.Lock()
+        self.num_together = self.most_at_once = self.num_open = 0
         super().__init__(("127.0.0.1", 0), Answer)
 
     @property
@@ -51,6 +56,17 @@ class Answer(BaseHTTPRequestHandler):
                 self.answer(200, gzip.compress(DATA), **{"content-encoding": "gzip"})
             case "/slow":
                 self.server.go_on.wait(300)
+                self.answer(200, self.server.image)
+            case "/together":
+                with self.server.counted:
+                    self.server.num_together += 1
+                    self.server.num_open += 1
+                    self.server.most_at_once = max(self.server.most_at_once, self.server.num_open)
+                    is_first = self.server.num_together <= 4
+                if is_first:
+                    self.server.four.wait(300)
+                with self.server.counted:
+                    self.server.num_open -= 1
                 self.answer(200, self.server.image)
             case _:
                 self.answer(404, b"no such page")

@@ -31,9 +31,7 @@ class Says:
 class Counting:
     """A guesser of token 7 that counts its forwards; each advances its clock by ``token_s``."""
 
-    token_ids = None
     max_len = 1000
-    reads_features = False
 
     def __init__(self, token_s: float = 0.0) -> None:
         self.token_s = token_s
@@ -49,8 +47,6 @@ class Counting:
         found = torch.zeros(1, 16)
         found[0, 7] = 20.0
         return found
-
-    def read(self, seq_id: int, position: int, features: torch.Tensor) -> None: ...
 
     def forget(self, seq_id: int) -> None: ...
 

@@ -4,7 +4,7 @@ from functools import partial
 from itertools import count
 
 import pytest
-from phloem.protocol.errors import InvalidParams
+from phloem.protocol.errors import InvalidParams, UnknownModel
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.runtime.speculative import ModelDrafter, Speculation, StepCosts
@@ -95,6 +95,8 @@ def test_an_unusable_draft_model_is_refused_by_name(tiny_model_path, tmp_path):
         start(tiny_model_path, draft_model="self:2")
     with pytest.raises(InvalidParams, match="it needs speculative=auto"):
         start(tiny_model_path, draft_model="self:1", speculative="off")
+    with pytest.raises(UnknownModel, match="no model 'eagle:head.safetensors': it is neither a path here nor an alias"):
+        start(tiny_model_path, draft_model="eagle:head.safetensors")
 
 
 @pytest.mark.model

@@ -219,16 +219,20 @@ def gptq_folder(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-@pytest.mark.parametrize("scheme", ["gptq", *SCHEMES])
+@pytest.mark.parametrize("scheme", ["gptq", *SCHEMES, "int4-g32 compressed-tensors", "mixture of mlx"])
 def test_a_quantized_folder(scheme: str, name: str, tmp_path: Path) -> None:
-    """GPTQ with ``desc_act``, and what ``phloem quantize`` writes: compressed-tensors and AWQ."""
+    """GPTQ with ``desc_act``, and what ``phloem quantize`` writes: compressed-tensors, AWQ and MLX."""
     if scheme == "gptq":
         folder = gptq_folder(tmp_path / "tiny")
+    elif scheme == "mixture of mlx":
+        sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        folder = make_tiny_model(tmp_path / "plain", seed=0, family="qwen3_moe", **sizes)
+        folder = quantize_model(folder, tmp_path / "tiny", "int4-g32").path
     else:
         folder = make_tiny_model(tmp_path / "plain", seed=0)
-        folder = quantize_model(
-            folder, tmp_path / "tiny", scheme, calibration=TEXT if scheme == "int4-awq" else ""
-        ).path
+        scheme, _, form = scheme.partition(" ")
+        calibration = TEXT if scheme == "int4-awq" else ""
+        folder = quantize_model(folder, tmp_path / "tiny", scheme, folder_format=form, calibration=calibration).path
     file = folder / name
     data = file.read_bytes()
 
@@ -236,8 +240,9 @@ def test_a_quantized_folder(scheme: str, name: str, tmp_path: Path) -> None:
         file.unlink()
         if name == "config.json":
             config = json.loads(data)
-            settings = replaced(config["quantization_config"], rng)
-            file.write_text(json.dumps(config | {"quantization_config": settings}))
+            settings = replaced(config.pop("quantization_config"), rng)
+            field = "quantization" if config.pop("quantization", None) else "quantization_config"
+            file.write_text(json.dumps(config | {field: settings}))
         else:
             file.write_bytes(damaged(data, rng, 8 + struct.unpack("<Q", data[:8])[0]))
         return folder

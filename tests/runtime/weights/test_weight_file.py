@@ -109,6 +109,42 @@ def test_query_and_key_rows_come_in_half_split_order(kind: str, tmp_path: Path) 
         assert (got - want).abs().max() <= (0 if kind == "F32" else 0.02)
 
 
+def bytes_in_memory(path: Path) -> int:
+    """Of the file, in this process, by way of mappings."""
+    found, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        field, *values = line.split()
+        if not field.endswith(":"):
+            is_ours = line.endswith(str(path))
+        elif field == "Rss:" and is_ours:
+            found += int(values[0]) << 10
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("form", ["gguf", "safetensors"])
+def test_what_was_read_leaves_memory_and_can_be_read_again(form: str, tmp_path: Path) -> None:
+    if form == "gguf":
+        file = path = make_tiny_gguf(tmp_path / "big.gguf", seed=0, hidden_size=256)
+    else:
+        path = make_tiny_model(tmp_path / "big", seed=0, hidden_size=256)
+        file = path / "model.safetensors"
+    weights = open_weights(path)
+    names = weights.names()
+    before = {name: weights.tensor(name).clone() for name in names}  # type: ignore[union-attr]
+    held = weights.tensor(names[0])
+    was = bytes_in_memory(file)
+    assert was > file.stat().st_size // 2
+    del held
+    weights.release()
+    assert bytes_in_memory(file) < was // 4
+    for name, tensor in before.items():
+        assert torch.equal(weights.tensor(name), tensor)  # type: ignore[arg-type]
+    held = weights.tensor(names[0])
+    weights.release()
+    assert torch.equal(held, before[names[0]])  # type: ignore[arg-type]
+
+
 def test_a_folder_s_config_and_tensors(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [258, 256]}))
     weights = open_weights(folder)

@@ -8,7 +8,7 @@ import pytest
 from phloem.protocol.errors import InvalidParams, LimitExceeded
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
-from phloem.runtime.engine.sizing import greatest_step
+from phloem.runtime.executor.sizing import greatest_step
 from phloem.runtime.memory import slot_size_bytes
 from phloem.tests.runtime.executor.stand_in import StandIn
 

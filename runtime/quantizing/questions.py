@@ -1,4 +1,4 @@
-"""The questions whose answers a head is trained on unless texts are given: 40 subjects, asked in 8 ways."""
+"""The calibration text where the user gives none: questions about 40 subjects, asked in 8 ways."""
 
 _SUBJECTS = (
     "volcanoes", "the Roman Empire", "vaccines", "photosynthesis", "jazz", "the printing press", "black holes",

@@ -1,8 +1,12 @@
-"""How many KV slots fit on a device: a trial of the largest step measures the memory that steps need beside them."""
+"""How many KV slots fit on a device: a trial of the largest step measures the memory that steps need beside them.
+
+The ranks of a split model run the trial together, each on its device.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,27 +14,40 @@ import numpy as np
 from ...protocol.errors import InvalidParams, LimitExceeded
 from ...protocol.sampling import SamplingParams
 from ..config import EngineConfig
-from ..executor import Accelerator, Executor, SampleRow
 from ..memory import KVPool, slot_size_bytes
 from ..scheduler import PlanRow, StepPlan
+from .accelerator import Accelerator
+from .executor import Executor, SampleRow
+from .step_logits import StepLogits
 
 if TYPE_CHECKING:
     from ..models import Model
 
 log = logging.getLogger(__name__)
 
+Forward = Callable[["Executor", StepPlan], StepLogits | None]  # None: another rank has the logits
 
-def measured_slots(model: Model, accelerator: Accelerator, config: EngineConfig, *, context_len: int) -> int:
-    """The slots that fit into ``gpu_memory_fraction`` of the device beside the weights and the largest step."""
+
+def measured_slots(
+    model: Model,
+    accelerator: Accelerator,
+    config: EngineConfig,
+    *,
+    context_len: int,
+    run: Forward = Executor.forward,
+) -> int:
+    """The slots that fit into ``gpu_memory_fraction`` of the device beside the weights and the largest step. ``run``:
+    the step's forward and head.
+    """
     fraction = config.gpu_memory_fraction
     if not 0.0 < fraction <= 1.0:
         raise InvalidParams(
             f"gpu_memory_fraction={fraction}: must be above 0 and at most 1", where="gpu_memory_fraction"
         )
-    step_bytes = _step_bytes(model, accelerator, config, context_len)
+    step_bytes = _step_bytes(model, accelerator, config, context_len, run)
     free, total = accelerator.free_and_total_bytes()
     budget = int(total * fraction) - (total - free) - step_bytes
-    each = slot_size_bytes(model.config, model.kv_dtype)
+    each = slot_size_bytes(model.config, model.kv_dtype, num_layers=len(model.layers))
     num_slots = budget // each - 1  # the executor owns one slot
     if num_slots < 1:
         raise LimitExceeded(
@@ -42,14 +59,16 @@ def measured_slots(model: Model, accelerator: Accelerator, config: EngineConfig,
     return num_slots
 
 
-def _step_bytes(model: Model, accelerator: Accelerator, config: EngineConfig, context_len: int) -> int:
+def _step_bytes(model: Model, accelerator: Accelerator, config: EngineConfig, context_len: int, run: Forward) -> int:
     """Peak bytes of the largest prefill step plus those of the largest decode step: CUDA graphs have memory apart."""
     most = max(config.max_step_tokens, config.max_running)
-    kv = KVPool.for_model(model.config, num_slots=most + 1, dtype=model.kv_dtype, device=model.device)
+    kv = KVPool.for_model(
+        model.config, num_slots=most + 1, dtype=model.kv_dtype, device=model.device, num_layers=len(model.layers)
+    )
 
     def trial(num_rows: int, num_tokens: int) -> int:
         plan = greatest_step(num_rows, num_tokens, context_len=context_len, num_slots=most)
-        return accelerator.peak_bytes(lambda: _run(plan, model, kv, accelerator, config, context_len))
+        return accelerator.peak_bytes(lambda: _run(plan, model, kv, accelerator, config, context_len, run))
 
     return trial(config.max_running, most) + trial(config.max_running, config.max_running)
 
@@ -68,12 +87,20 @@ def greatest_step(num_rows: int, num_tokens: int, *, context_len: int, num_slots
 
 
 def _run(
-    plan: StepPlan, model: Model, kv: KVPool, accelerator: Accelerator, config: EngineConfig, context_len: int
+    plan: StepPlan,
+    model: Model,
+    kv: KVPool,
+    accelerator: Accelerator,
+    config: EngineConfig,
+    context_len: int,
+    run: Forward,
 ) -> None:
     executor = Executor(
         model, kv, max_rows=config.max_running, max_len=context_len, accelerator=accelerator, use_graphs=False
     )
-    logits = executor.forward(plan)
+    logits = run(executor, plan)
+    if logits is None:
+        return
     params = SamplingParams(top_p=0.9, presence_penalty=0.1)
     tokens = np.zeros(1, np.int32)
     rows = [SampleRow(i, params, 0, tokens, 0, banned=frozenset({0})) for i in range(len(plan.rows))]
