@@ -24,7 +24,7 @@ from .quantized_weight import QuantizedWeight
 from .sampling import apply_bitmask, sample, uniform
 from .shared import SharedPrefixes, Sharing
 from .threads import set_kernel_threads, set_threads
-from .warm_up import warm_up
+from .warm_up import begin_warm_up, warm_up
 
 __all__ = [
     "Groups",
@@ -37,6 +37,7 @@ __all__ = [
     "add_adapters",
     "apply_bitmask",
     "apply_edits",
+    "begin_warm_up",
     "gather_logprobs",
     "gelu_mul",
     "mix_experts",

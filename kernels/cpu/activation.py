@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from .entry import TASK, counters, entry
+from .machine_code import inlined
 from .tensors import KINDS, team_size
 from .vector import LANES, exp2, exp2_16, get, load16, max16, put, splat16, store16, take_number
 
@@ -47,7 +47,7 @@ class GatedCall(NamedTuple):
     is_gelu: int
 
 
-@njit(forceinline=True)
+@inlined
 def sigmoid_of(is_gelu: bool) -> tuple[np.float32, np.float32]:
     """``(slope, cubic)``: the sigmoid is of gate * (slope + cubic * gate^2)."""
     if is_gelu:
@@ -55,7 +55,7 @@ def sigmoid_of(is_gelu: bool) -> tuple[np.float32, np.float32]:
     return np.float32(1.0), np.float32(0.0)
 
 
-@njit(forceinline=True)
+@inlined
 def gated16(gate: Any, up: Any, slopes: Any, cubics: Any) -> Any:
     """16 gates' activations times ``up``; ``slopes`` and ``cubics`` as from ``sigmoid_of``."""
     exponents = max16(splat16(_LOWEST), gate * (slopes + cubics * gate * gate)) * splat16(-_LOG2_E)

@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from ..quantized_kv import kv_row_len
@@ -82,6 +81,7 @@ from .attention_tile import (
 )
 from .bfloat import has_bfloat16_pairs
 from .entry import TASK, THREAD, counters, entry
+from .machine_code import helper, inlined
 from .quantized_kv import QUANTIZED, unpack_vectors
 from .recording import open_recording, scratch
 from .tensors import KINDS, readable, team_size
@@ -497,14 +497,14 @@ def _attend(call: AttendCall) -> None:
         close_word_tiles()
 
 
-@njit(forceinline=True)
+@inlined
 def _part(kept: Parts, block: int, chunk: int, head: int) -> int:
     """The address of a block's sums over one chunk."""
     first = get_i64(kept.plan, HEADER + block * FIELDS + FIRST_PART)
     return kept.parts + 4 * kept.part_len * (first + chunk * kept.num_kv_heads + head)
 
 
-@njit
+@helper
 def _leave_part(kept: Parts, block: int, sums: int, vectors: int, first: int, to: int) -> int:
     """Copies a block's vectors, which begin at ``first`` of ``vectors`` in ``sums``, to ``to``; their number."""
     padded = kept.padded
@@ -517,7 +517,7 @@ def _leave_part(kept: Parts, block: int, sums: int, vectors: int, first: int, to
     return count
 
 
-@njit
+@helper
 def _take_part(kept: Parts, block: int, sums: int, vectors: int, first: int, part: int) -> int:
     """Copies a block's vectors from where ``_leave_part`` left them; their number."""
     padded = kept.padded
@@ -530,7 +530,7 @@ def _take_part(kept: Parts, block: int, sums: int, vectors: int, first: int, par
     return count
 
 
-@njit
+@helper
 def _join_parts(kept: Parts, block: int, head: int, sums: int) -> None:
     """Joins all of a block's parts, chunk by chunk, in ``sums``."""
     vectors = _num_vectors(kept, block)
@@ -539,13 +539,13 @@ def _join_parts(kept: Parts, block: int, head: int, sums: int) -> None:
         _join(_part(kept, block, chunk, head), sums, vectors, kept.padded)
 
 
-@njit(forceinline=True)
+@inlined
 def _num_vectors(kept: Parts, block: int) -> int:
     at = HEADER + block * FIELDS
     return (get_i64(kept.plan, at + END) - get_i64(kept.plan, at + BEGIN)) * kept.group
 
 
-@njit
+@helper
 def _join(part: int, sums: int, vectors: int, padded: int) -> None:
     """Adds a later chunk's part to the sums of the chunks before it."""
     highest_at, weight_at = vectors * padded, vectors * (padded + 1)
@@ -561,7 +561,7 @@ def _join(part: int, sums: int, vectors: int, padded: int) -> None:
             store16_f32(sums, d, load16_f32(sums, d) * keeps + load16_f32(part, d) * scales)
 
 
-@njit
+@helper
 def _finish(output: Output, sums: int, vectors: int, begin: int, first_head: int) -> None:
     """Divides the sums by their weights, writes them to ``output`` from token ``begin`` on; sums without keys are 0."""
     out, kind, group, num_heads = output.out, output.kind, output.group, output.num_heads
@@ -583,7 +583,7 @@ def _finish(output: Output, sums: int, vectors: int, begin: int, first_head: int
             put(out, to + d, kind, get_f32(sums, at + d) * scale)
 
 
-@njit
+@helper
 def _clear(sums: int, vectors: int, padded: int) -> None:
     for i in range(vectors * (padded + 2)):
         put_f32(sums, i, np.float32(0.0))

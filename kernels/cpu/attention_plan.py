@@ -5,10 +5,9 @@ It is made of lengths and slots alone, and is an array of integers.
 
 from typing import NamedTuple
 
-from numba import njit
-
 from .attention_tile import KEYS
 from .entry import entry
+from .machine_code import helper, inlined
 from .vector import get_i32, get_i64, put_i64
 
 CHUNK = 512  # keys of a task
@@ -126,7 +125,7 @@ def plan_words(num_rows: int, num_tokens: int, table_width: int, *, block: int, 
     return HEADER + max_blocks * (FIELDS + num_kv_heads) + num_rows * _ROW_WORDS + runs
 
 
-@njit
+@helper
 def _find_shared(call: PlanCall, rows: int, runs: int) -> int:
     """Finds the tiles that rows share from their first on, and writes the runs; returns their number.
 
@@ -160,7 +159,7 @@ def _find_shared(call: PlanCall, rows: int, runs: int) -> int:
     return count
 
 
-@njit
+@helper
 def _find_root(call: PlanCall, rows: int, row: int, tile: int) -> None:
     """Sets a row's root in the run that begins at ``tile``: the first row with this tile whose run has room for it.
 
@@ -185,7 +184,7 @@ def _find_root(call: PlanCall, rows: int, row: int, tile: int) -> None:
     put_i64(at, _NEXT, queries)
 
 
-@njit
+@helper
 def _plan_run(call: PlanCall, rows: int, root: int, first_tile: int, run: int) -> int:
     """Writes the run of ``root`` to ``run``; returns the address behind it."""
     num_rows, num_kv_heads, step = call.num_rows, call.num_kv_heads, 8 * _ROW_WORDS
@@ -227,7 +226,7 @@ def _plan_run(call: PlanCall, rows: int, root: int, first_tile: int, run: int) -
     return to
 
 
-@njit
+@helper
 def _find_next(call: PlanCall, rows: int, root: int, row: int, tile: int, is_end: bool) -> None:
     """Sets the leader of a row's next piece: the first row of its piece with the same slots in ``tile``, if there are
     two or more.
@@ -248,7 +247,7 @@ def _find_next(call: PlanCall, rows: int, root: int, row: int, tile: int, is_end
         return
 
 
-@njit
+@helper
 def _changes(rows: int, leader: int, num_rows: int) -> bool:
     """Whether the rows of a piece are not those of its next one."""
     root = get_i64(rows + 8 * _ROW_WORDS * leader, _ROOT)
@@ -260,7 +259,7 @@ def _changes(rows: int, leader: int, num_rows: int) -> bool:
     return False
 
 
-@njit(forceinline=True)
+@inlined
 def _num_before(call: PlanCall, row: int) -> int:
     """The keys that all queries of a row see, without the last one that the first query sees."""
     begin, end = get_i32(call.starts, row), get_i32(call.starts, row + 1)
@@ -269,7 +268,7 @@ def _num_before(call: PlanCall, row: int) -> int:
     return get_i32(call.kv_lens, row) - (end - begin)
 
 
-@njit
+@helper
 def _is_equal(call: PlanCall, row: int, other: int, tile: int) -> bool:
     """Whether two rows have a tile in the same slots. Where they differ, the first 16 mostly do."""
     a = call.table + 4 * get_i32(call.row_ids, row) * call.table_step

@@ -6,9 +6,9 @@ Everything lies at addresses that ``attention`` gives. Words are pairs of bfloat
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from ...cpu_isa import isa
+from .machine_code import helper, inlined
 from .tiles import WORDS, multiply_tile, pair_rows, store_weights, transpose_tile, weigh_line
 from .vector import (
     BFLOAT16,
@@ -91,7 +91,7 @@ class Softmax(NamedTuple):
     in_words: bool
 
 
-@njit
+@helper
 def load_queries(source: Queries, begin: int, end: int, first_head: int, queries: int) -> None:
     """Tokens [begin, end), each with its ``group`` heads, to ``queries``: [vectors, padded], scaled; or as words."""
     q, q_step, kind, group = source.q, source.q_step, source.kind, source.group
@@ -119,21 +119,21 @@ def load_queries(source: Queries, begin: int, end: int, first_head: int, queries
             vector += padded
 
 
-@njit(forceinline=True)
+@inlined
 def _row(context: Context, position: int) -> int:
     """The address of a position's vector."""
     slot = get_i32(context.table, position)
     return context.cache + (slot * context.num_kv_heads + context.head) * context.row_bytes
 
 
-@njit
+@helper
 def find_rows(context: Context, first: int, count: int, to: int) -> None:
     """Addresses of ``count`` vectors; the last one is repeated up to a multiple of 16."""
     for j in range((count + LANES - 1) // LANES * LANES):
         put_i64(to, j, _row(context, first + min(j, count - 1)))
 
 
-@njit
+@helper
 def load_keys(addresses: int, kind: int, count: int, head_dim: int, keys: int) -> None:
     """Columns 0 to ``count`` of ``keys``, padded to a multiple of 16 with copies of the last key."""
     whole = head_dim - head_dim % LANES
@@ -149,7 +149,7 @@ def load_keys(addresses: int, kind: int, count: int, head_dim: int, keys: int) -
                 put_f32(keys, d * KEYS + i, get(get_i64(addresses, i), d, kind))
 
 
-@njit
+@helper
 def load_key_words(addresses: int, count: int, head_dim: int, keys: int) -> None:
     """``load_keys`` with two neighbouring numbers of a key in each word."""
     for j in range(0, count, LANES):
@@ -157,7 +157,7 @@ def load_key_words(addresses: int, count: int, head_dim: int, keys: int) -> None
             _transpose_words(addresses + 8 * j, d, keys + 4 * (d * KEYS + j), KEYS)
 
 
-@njit
+@helper
 def load_values(addresses: int, kind: int, count: int, head_dim: int, padded: int, values: int) -> None:
     """``count`` rows of ``values``, each with zeros from ``head_dim`` to ``padded``."""
     whole = head_dim - head_dim % LANES
@@ -171,7 +171,7 @@ def load_values(addresses: int, kind: int, count: int, head_dim: int, padded: in
             put_f32(values, to + d, np.float32(0.0))
 
 
-@njit
+@helper
 def load_value_words(addresses: int, count: int, head_dim: int, values: int) -> int:
     """Words of two neighbouring keys' values; their number, with AMX a multiple of 16. What is missing is the last
     value again, at weight 0.
@@ -186,7 +186,7 @@ def load_value_words(addresses: int, count: int, head_dim: int, values: int) -> 
     return pairs
 
 
-@njit
+@helper
 def prefetch_rows(context: Context, first: int, count: int) -> None:
     """Fetches the rows of a tile into the processor's cache while something else is computed."""
     for j in range(count):
@@ -206,7 +206,7 @@ def _tile_of_rows(num_vectors: int, *, words: bool, adds: bool) -> Any:
     """``f(rows, ...)``: the tile of 1 to 4 rows, each compiled for its number."""
     tile_4, tile_3, tile_2, tile_1 = (multiply_tile(rows, num_vectors, words=words, adds=adds) for rows in (4, 3, 2, 1))
 
-    @njit
+    @helper
     def tile(rows: int, a: int, a_step: int, b: int, b_step: int, c: int, c_step: int, count: int) -> None:
         if rows == 4:
             tile_4(a, a_step, b, b_step, c, c_step, count)
@@ -227,7 +227,7 @@ def _multiplier(*, words: bool, adds: bool) -> Any:
 
     by_four, by_one = (_tile_of_rows(num_vectors, words=words, adds=adds) for num_vectors in (4, 1))
 
-    @njit
+    @helper
     def product(
         a: int, a_step: int, b: int, b_step: int, c: int, c_step: int, num_rows: int, num_vectors: int, count: int
     ) -> None:
@@ -251,7 +251,7 @@ multiply, multiply_words = (_multiplier(words=words, adds=False) for words in (F
 add_product, add_words_product = (_multiplier(words=words, adds=True) for words in (False, True))
 
 
-@njit
+@helper
 def weigh(softmax: Softmax, seen: SeenKeys, scores: int, sums: int, vectors: int, padded: int, columns: int) -> None:
     """Makes weights of scores, relative to the highest score so far; rescales earlier sums where it rises.
 
@@ -289,14 +289,14 @@ def weigh(softmax: Softmax, seen: SeenKeys, scores: int, sums: int, vectors: int
         vector += 1
 
 
-@njit(forceinline=True)
+@inlined
 def _end(softmax: Softmax, seen: SeenKeys, vector: int) -> int:
     """The end of the keys that a vector sees, counted from the tile's first."""
     query = vector // softmax.group
     return get_i32(seen.ends, query) - seen.tile if seen.ends != 0 else seen.offset + query + 1
 
 
-@njit(forceinline=True)
+@inlined
 def _start(softmax: Softmax, seen: SeenKeys, vector: int) -> int:
     """The first of these keys, or one before the tile."""
     query = vector // softmax.group
@@ -305,7 +305,7 @@ def _start(softmax: Softmax, seen: SeenKeys, vector: int) -> int:
     return seen.offset + query - softmax.window + 1 if softmax.window > 0 else 0
 
 
-@njit(forceinline=True)
+@inlined
 def _raise_four(softmax: Softmax, scores: int, sums: int, vectors: int, padded: int, vector: int) -> None:
     """``_raise_one`` of four neighbouring vectors that see all keys of the tile."""
     highests, line = sums + 4 * vectors * padded, vector * KEYS
@@ -325,7 +325,7 @@ def _raise_four(softmax: Softmax, scores: int, sums: int, vectors: int, padded: 
                 _rescale(sums, vectors, padded, vector + i, lane16(old, 4 * i) - lane16(new, 4 * i))
 
 
-@njit(forceinline=True)
+@inlined
 def _highest(scores: int, line: int) -> Any:
     """The highest of a vector's scores in each lane."""
     top = splat16(LOWEST)
@@ -334,7 +334,7 @@ def _highest(scores: int, line: int) -> Any:
     return top
 
 
-@njit
+@helper
 def _raise_one(
     softmax: Softmax,
     scores: int,
@@ -370,7 +370,7 @@ def _raise_one(
         _rescale(sums, vectors, padded, vector, old - new)
 
 
-@njit
+@helper
 def _rescale(sums: int, vectors: int, padded: int, vector: int, exponent: np.float32) -> None:
     keep, weights = exp2(exponent), sums + 4 * vectors * (padded + 1)
     put_f32(weights, vector, get_f32(weights, vector) * keep)
@@ -379,7 +379,7 @@ def _rescale(sums: int, vectors: int, padded: int, vector: int, exponent: np.flo
         store16_f32(sums, d, load16_f32(sums, d) * factor)
 
 
-@njit(forceinline=True)
+@inlined
 def _to_weights(scores: int, vector: int, columns: int, highests: int, exponents: Any, in_words: bool) -> Any:
     """A vector's weights, in place of its scores; their sums by lane."""
     at, base = scores + 4 * KEYS * vector, splat16(-get_f32(highests, vector))

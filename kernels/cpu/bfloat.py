@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit, types
+from numba import types
 from torch import Tensor
 
 from ...cpu_isa import cpu_features, isa
 from .entry import FIRST_DONE, FIRST_TASK, TASK, counters, entry
 from .llvm import F32, I32, LANES, V16, V16_I32, carry, constant, declared, fused, load_at, number, splat, vector_at
+from .machine_code import helper
 from .recording import scratch
 from .tensors import KINDS, readable, task_len, team_size
 from .vector import (
@@ -184,7 +185,7 @@ def _multiply(call: Bfloat16Call) -> None:
         task = take_number(counters(call), TASK)
 
 
-@njit
+@helper
 def _lay_out_rows(call: Bfloat16Call) -> None:
     """The first phase: lays out x pair by pair, the rows shared by the team. Returns when all are done."""
     x, kind, num_rows, width = call.x, call.kind, call.num_rows, call.width

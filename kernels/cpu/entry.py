@@ -34,7 +34,7 @@ from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, mod
 
 from ..threads import team
 from .llvm import F64, I64, at, number
-from .machine_code import machine_code
+from .machine_code import is_on_disk, machine_code
 from .recording import Call, open_recording
 from .timing import CallTime, clock_ns, open_times
 
@@ -76,6 +76,15 @@ class Entry(Generic[Record]):
             return False
         _ = self._compiled
         return self._code.is_new
+
+    @property
+    def name(self) -> str:
+        """Of the function, with its module's."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def is_on_disk(self) -> bool:
+        """Whether ``compile`` would load it. True where nothing can be kept on disk."""
+        return is_on_disk(self.function, self._type)
 
     def __call__(self, record: Record, *, threads: int = 1) -> None:
         packed = self._pack.pack(0, 0, 0, 0, *record)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit, types
+from numba import types
 from torch import Tensor
 
 from ...cpu_isa import isa
@@ -20,6 +20,7 @@ from .entry import FIRST_DONE, FIRST_TASK, TASK, THREAD, counters, entry
 from .fixed_tile import PAIR_BYTES, PLANES, SUM_TILES
 from .group_tile import FINER
 from .llvm import LANES
+from .machine_code import helper, inlined
 from .packing import GROUP_LEN, record_len
 from .recording import scratch
 from .tensors import KINDS, readable, task_len, team_size
@@ -190,7 +191,7 @@ _row_1x4, _rows_2x4, _rows_4x4, _row_1x8, _rows_2x8, _rows_4x8 = (
 )
 
 
-@njit
+@helper
 def _multiply_few_4(records: int, x: int, x_sums: int, num_groups: int, out: int, num_rows: int) -> None:
     if num_rows == 1:
         _row_1x4(records, x, x_sums, num_groups, out)
@@ -200,7 +201,7 @@ def _multiply_few_4(records: int, x: int, x_sums: int, num_groups: int, out: int
         _rows_4x4(records, x, x_sums, num_groups, out)
 
 
-@njit
+@helper
 def _multiply_few_8(records: int, x: int, x_sums: int, num_groups: int, out: int, num_rows: int) -> None:
     if num_rows == 1:
         _row_1x8(records, x, x_sums, num_groups, out)
@@ -210,12 +211,12 @@ def _multiply_few_8(records: int, x: int, x_sums: int, num_groups: int, out: int
         _rows_4x8(records, x, x_sums, num_groups, out)
 
 
-@njit
+@helper
 def _unpack_4(record: int, to: int) -> None:
     _unpack_group_4(record, to)
 
 
-@njit
+@helper
 def _unpack_8(record: int, to: int) -> None:
     _unpack_group_8(record, to)
 
@@ -242,7 +243,7 @@ def _run_8(call: FixedCall) -> None:
         _multiply_many(call, _RECORD_8, _unpack_8)
 
 
-@njit
+@helper
 def _round_rows(call: FixedCall) -> None:
     """The first phase: rounds the rows of x, shared by the team. Returns when all are done.
 
@@ -269,7 +270,7 @@ def _round_rows(call: FixedCall) -> None:
         pass
 
 
-@njit
+@helper
 def _find_scale(call: FixedCall, row: int) -> None:
     x, kind, width = call.x, call.kind, call.width
     nothing = splat16(0.0)
@@ -281,7 +282,7 @@ def _find_scale(call: FixedCall, row: int) -> None:
     put_f32(call.x_scale, row, highest16(max16(largest, other)) / np.float32(127.0 * FINER))
 
 
-@njit(forceinline=True)
+@inlined
 def _round_pair(call: FixedCall, row: int, pair: int, num_pairs: int) -> None:
     x, kind, width, num_rows, rounded = call.x, call.kind, call.width, call.num_rows, call.rounded
     nothing, one, finer = splat16(0.0), splat16(1.0), splat16(np.float32(FINER))
@@ -305,7 +306,7 @@ def _round_pair(call: FixedCall, row: int, pair: int, num_pairs: int) -> None:
             put_i32(call.x_sums, at + 1, int(sum16(lower_low + lower_high)))
 
 
-@njit(forceinline=True)
+@inlined
 def _multiply_few(call: FixedCall, record_bytes: int, multiply_block: Any) -> None:
     num_rows, num_groups, packed = call.num_rows, call.width // GROUP_LEN, call.packed
     blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
@@ -326,7 +327,7 @@ def _multiply_few(call: FixedCall, record_bytes: int, multiply_block: Any) -> No
         task = take_number(counters(call), TASK)
 
 
-@njit(forceinline=True)
+@inlined
 def _multiply_many(call: FixedCall, record_bytes: int, unpack_group: Any) -> None:
     num_rows, num_groups, packed = call.num_rows, call.width // GROUP_LEN, call.packed
     blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
@@ -359,7 +360,7 @@ def _multiply_many(call: FixedCall, record_bytes: int, unpack_group: Any) -> Non
     _close_tiles()
 
 
-@njit
+@helper
 def _multiply_band(
     call: FixedCall,
     panel: int,
@@ -391,14 +392,14 @@ def _multiply_band(
             sums += SUM_TILES * TILE_BYTES
 
 
-@njit(forceinline=True)
+@inlined
 def _fetch_rows(call: FixedCall, first: int, count: int, column: int) -> None:
     size = 2 if call.out_kind == BFLOAT16 else 4
     for row in range(first, first + count):
         _fetch_outputs(call.out + size * (row * call.out_step + column))
 
 
-@njit
+@helper
 def _clear_last(to: int) -> None:
     """An odd last group has no neighbour: zeros in both planes."""
     nothing = splat16(0.0)
@@ -407,7 +408,7 @@ def _clear_last(to: int) -> None:
             store16_f32(to + plane * TILE_BYTES, i, nothing)
 
 
-@njit(forceinline=True)
+@inlined
 def _put_rows(call: FixedCall, sums: int, first: int, count: int, column: int) -> None:
     """Outputs ``column`` and following of ``count`` rows from ``first`` on."""
     if column + LANES > call.num_outputs:
@@ -424,7 +425,7 @@ def _put_rows(call: FixedCall, sums: int, first: int, count: int, column: int) -
         store16(out, row * step + column, kind, values)
 
 
-@njit(forceinline=True)
+@inlined
 def _put_gated(call: FixedCall, sums: Any, row: int, block: int, part: int, gates: int, at: int) -> None:
     """Scales 16 outputs of a row: of part 0 gates, kept in line ``at`` of ``gates``; of part 1 what they multiply."""
     column = (block + part * call.num_blocks) * LANES
@@ -440,7 +441,7 @@ def _put_gated(call: FixedCall, sums: Any, row: int, block: int, part: int, gate
     store16(call.out, row * call.out_step + block * LANES, call.out_kind, values)
 
 
-@njit(forceinline=True)
+@inlined
 def _put_outputs(call: FixedCall, sums: Any, row: int, column: int) -> None:
     """Scales 16 outputs of a row, from ``column`` on, and stores them. Those from ``num_outputs`` on are left out."""
     scale = load16_f32(call.w_scale, column) * splat16(get_f32(call.x_scale, row))

@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from ...cpu_isa import isa
 from .entry import FIRST_DONE, FIRST_TASK, TASK, counters, entry
 from .group_tile import FINER, TWO_BYTES, WIDE_WORDS, WORDS, block_tiles, numbers_at, x_form, x_record_len
 from .llvm import LANES
+from .machine_code import helper, inlined
 from .packing import GROUP_LEN, record_len
 from .recording import scratch
 from .tensors import KINDS, readable, task_len, team_size
@@ -131,22 +131,22 @@ _MAX_TILE_ROWS = 8
 _local_tile = local_floats(_MAX_TILE_ROWS * LANES)
 
 
-@njit
+@helper
 def _block_4x8(weights: int, x: int, num_groups: int, out: int, rows: int) -> None:
     _tiles_4x8(weights, x, num_groups, out, rows)
 
 
-@njit
+@helper
 def _block_4x16(weights: int, x: int, num_groups: int, out: int, rows: int) -> None:
     _tiles_4x16(weights, x, num_groups, out, rows)
 
 
-@njit
+@helper
 def _block_8x8(weights: int, x: int, num_groups: int, out: int, rows: int) -> None:
     _tiles_8x8(weights, x, num_groups, out, rows)
 
 
-@njit
+@helper
 def _block_8x16(weights: int, x: int, num_groups: int, out: int, rows: int) -> None:
     _tiles_8x16(weights, x, num_groups, out, rows)
 
@@ -175,7 +175,7 @@ def _run_8x16(call: IntegerCall) -> None:
     _multiply_blocks(call, _RECORD_8, _form_8x16(), _block_8x16)
 
 
-@njit
+@helper
 def _round_rows(call: IntegerCall, centre: int, form: int) -> None:
     """The first phase: rounds the rows of x, shared by the team. Returns when all are done."""
     x, kind, num_rows, width, rounded = call.x, call.kind, call.num_rows, call.width, call.rounded
@@ -196,7 +196,7 @@ def _round_rows(call: IntegerCall, centre: int, form: int) -> None:
         pass
 
 
-@njit
+@helper
 def _round_groups(x: int, kind: int, start: int, count: int, to: int, r: int, centre: int, form: int) -> None:
     """Rounds ``count`` groups of row r of a record, four at once; past the end, the last group is repeated."""
     nothing, one = splat16(0.0), splat16(1.0)
@@ -246,25 +246,25 @@ def _round_groups(x: int, kind: int, start: int, count: int, to: int, r: int, ce
                 low_3, high_3 = _rest(low_3), _rest(high_3)
 
 
-@njit(forceinline=True)
+@inlined
 def _rest(value: Any) -> Any:
     """What rounding leaves, in finer steps."""
     return (value - round16(value)) * splat16(np.float32(FINER))
 
 
-@njit(forceinline=True)
+@inlined
 def _load_group(x: int, kind: int, start: int, group: int) -> Any:
     at = start + GROUP_LEN * group
     return load16(x, at, kind), load16(x, at + LANES, kind)
 
 
-@njit(forceinline=True)
+@inlined
 def _sizes(low: Any, high: Any) -> Any:
     nothing = splat16(0.0)
     return max16(max16(low, nothing - low), max16(high, nothing - high))
 
 
-@njit(forceinline=True)
+@inlined
 def _put_floats(to_0: int, to_1: int, to_2: int, to_3: int, at: int, r: int, values: Any) -> None:
     put_f32(to_0 + at, r, lane16(values, 0))
     put_f32(to_1 + at, r, lane16(values, 4))
@@ -272,7 +272,7 @@ def _put_floats(to_0: int, to_1: int, to_2: int, to_3: int, at: int, r: int, val
     put_f32(to_3 + at, r, lane16(values, 12))
 
 
-@njit(forceinline=True)
+@inlined
 def _store_steps(to: int, low: Any, high: Any, form: int) -> Any:
     """Rounds the 32 numbers and stores them at ``to`` in their form; returns the sum of both halves, lane by lane."""
     low_steps, high_steps = round16(low), round16(high)
@@ -288,7 +288,7 @@ def _store_steps(to: int, low: Any, high: Any, form: int) -> Any:
     return low_steps + high_steps
 
 
-@njit(forceinline=True)
+@inlined
 def _multiply_blocks(call: IntegerCall, weight_record: int, form: int, multiply_block: Any) -> None:
     num_rows, num_groups, packed, num_outputs = call.num_rows, call.width // GROUP_LEN, call.packed, call.num_outputs
     bias, out, out_kind, out_step, rounded = call.bias, call.out, call.out_kind, call.out_step, call.rounded

@@ -17,6 +17,9 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import nrt
 
 _KNOWN_NUMBA = "0.68."  # whose way of keeping code on disk ``load_address`` reads; another numba loads it itself
+_NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # not documented
+if not numba.__version__.startswith(_KNOWN_NUMBA):
+    _NO_WRAPPERS = {}
 
 
 class _Cache(FunctionCache):
@@ -27,6 +30,10 @@ class _Cache(FunctionCache):
     def __init__(self, function: Callable[..., None]) -> None:
         super().__init__(function)
         self._cache_file._source_stamp = (self._cache_file._source_stamp, sources_digest(Path(__file__).parent))
+
+    def has(self, signature: Any) -> bool:
+        """Whether the function is on disk."""
+        return self._cache_file.load(self._index_key(signature, cpu_target.target_context.codegen())) is not None
 
     @global_compiler_lock
     def load_address(self, signature: Any) -> int:
@@ -71,13 +78,25 @@ class MachineCode:
         self._owner, self.address, self.is_new = owner, address, is_new
 
 
+def helper(function: Callable[..., Any]) -> Any:
+    """A function for kernels. Python cannot call it: the code for that would take a sixth of the time that kernels take
+    to compile.
+    """
+    return numba.njit(**_NO_WRAPPERS)(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A ``helper`` that becomes a part of each function that calls it."""
+    return numba.njit(forceinline=True, **_NO_WRAPPERS)(function)
+
+
 @cache
 def machine_code(function: Callable[..., None], *arguments: types.Type) -> MachineCode:
     """The code of ``void f(arguments)``; each argument is an int64 to C.
 
     Kept in numba's cache on disk, unless neither the package's folder nor the user's can be written.
     """
-    code: Any = CFunc(function, (arguments, types.void), {}, {"error_model": "numpy"})
+    code = _c_function(function, arguments)
     try:
         code._cache = cache = _Cache(function)
     except RuntimeError as error:
@@ -89,6 +108,18 @@ def machine_code(function: Callable[..., None], *arguments: types.Type) -> Machi
             return MachineCode(code, address, is_new=False)
     code.compile()
     return MachineCode(code, code.address, is_new=code.cache_hits == 0)
+
+
+def is_on_disk(function: Callable[..., None], *arguments: types.Type) -> bool:
+    """Whether ``machine_code`` would find it there. True where nothing can be kept on disk."""
+    try:
+        return _Cache(function).has(_c_function(function, arguments)._sig)
+    except RuntimeError:
+        return True
+
+
+def _c_function(function: Callable[..., None], arguments: tuple[types.Type, ...]) -> Any:
+    return CFunc(function, (arguments, types.void), {}, {"error_model": "numpy"})
 
 
 def c_call(address: int, num_arguments: int) -> Callable[..., None]:

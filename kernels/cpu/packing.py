@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from .entry import TASK, counters, entry
 from .llvm import LANES
+from .machine_code import inlined
 from .tensors import KINDS, check_range, team_size
 from .vector import (
     add16,
@@ -122,7 +122,7 @@ def _sum_sizes_8(call: SizesCall) -> None:
     _sum_sizes(call, 8)
 
 
-@njit(forceinline=True)
+@inlined
 def _sum_sizes(call: SizesCall, bits: int) -> None:
     num_outputs, num_groups, sums = call.num_outputs, call.num_groups, call.sums
     nothing, centre = splat16(np.float32(0)), splat16(np.float32(8))
@@ -178,7 +178,7 @@ def _pack_8(call: PackCall) -> None:
     _pack_blocks(call, 8)
 
 
-@njit(forceinline=True)
+@inlined
 def _pack_blocks(call: PackCall, bits: int) -> None:
     q, num_outputs, num_groups = call.q, call.num_outputs, call.num_groups
     halves, packed = call.halves, call.packed

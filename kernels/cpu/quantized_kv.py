@@ -1,9 +1,9 @@
 """Vectors of 8-bit keys and values at addresses, in the form of ``kernels.quantized_kv``."""
 
 import numpy as np
-from numba import njit
 
 from ..quantized_kv import GREATEST, KV_GROUP_LEN, LEAST_SCALE
+from .machine_code import helper
 from .tiles import store_weights
 from .vector import (
     LANES,
@@ -32,7 +32,7 @@ _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 assert KV_GROUP_LEN == LANES  # a group is one vector of the CPU kernels
 
 
-@njit
+@helper
 def pack_vector(vector: int, head_dim: int, row: int) -> None:
     """``quantize_kv`` of float32 ``vector`` [head_dim, with room up to a multiple of 16], which is overwritten."""
     scales = row + head_dim
@@ -55,7 +55,7 @@ def pack_vector(vector: int, head_dim: int, row: int) -> None:
                 put_i8(row, start + i, get_i8(vector, i))
 
 
-@njit
+@helper
 def unpack_vectors(addresses: int, count: int, head_dim: int, as_words: bool, to: int) -> None:
     """The first ``count`` vectors of those at ``addresses`` as float32 [count, head_dim] at ``to``, or as bfloat16.
 

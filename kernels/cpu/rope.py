@@ -3,12 +3,12 @@
 from typing import NamedTuple
 
 import torch
-from numba import njit
 from torch import Tensor
 
 from .. import reference
 from ..quantized_kv import kv_row_len
 from .entry import TASK, THREAD, counters, entry
+from .machine_code import inlined
 from .norm import rms_norm
 from .quantized_kv import QUANTIZED, pack_vector
 from .recording import scratch
@@ -146,7 +146,7 @@ def _rope_write_kv(call: RopeCall) -> None:
         task = take_number(counters(call), TASK)
 
 
-@njit(forceinline=True)
+@inlined
 def _rotate(
     x: int,
     at: int,
@@ -175,7 +175,7 @@ def _rotate(
     _copy(x, at + rotary, kind, to, to_at + rotary, to_kind, size - rotary)
 
 
-@njit(forceinline=True)
+@inlined
 def _copy(x: int, at: int, kind: int, to: int, to_at: int, to_kind: int, size: int) -> None:
     whole = size - size % LANES
     for i in range(0, whole, LANES):

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from ..batch import SampleBatch, Sampled
 from .edits import check_range
 from .entry import TASK, THREAD, counters, entry
+from .machine_code import helper, inlined
 from .recording import forbid_replay
 from .tensors import team_size
 from .vector import (
@@ -128,7 +128,7 @@ class Candidates(NamedTuple):
     ids: int  # int32 [V]
 
 
-@njit(forceinline=True)
+@inlined
 def _candidates(scratch: int, vocab_size: int) -> Candidates:
     values = scratch + 8 * _BINS
     length = 8 * (vocab_size // 2 + 1)
@@ -175,20 +175,20 @@ def _sample(call: SampleCall) -> None:
         row = take_number(counters(call), TASK)
 
 
-@njit(forceinline=True)
+@inlined
 def _bits16(row: Row, i: int) -> int:
     """Which of the 16 tokens from ``i`` on, a multiple of 16, are allowed."""
     return 0xFFFF if row.words == 0 else (get_i32(row.words, i >> 5) >> (i & 16)) & 0xFFFF
 
 
-@njit(forceinline=True)
+@inlined
 def _value(row: Row, i: int) -> np.float32:
     if row.words != 0 and (get_i32(row.words, i >> 5) >> (i & 31)) & 1 == 0:
         return _MINUS_INF
     return get_f32(row.line, i)
 
 
-@njit
+@helper
 def _highest(row: Row) -> tuple[np.float32, int]:
     """The highest value and its first place; -1 where none is above minus infinity."""
     line, count = row.line, row.size
@@ -212,7 +212,7 @@ def _highest(row: Row) -> tuple[np.float32, int]:
     return best, at
 
 
-@njit
+@helper
 def _total_weight(row: Row, best: np.float32, inverse: np.float32) -> float:
     """The sum of exp((value - best) * inverse), in the order and rounding of ``_draw``."""
     line, count = row.line, row.size
@@ -228,7 +228,7 @@ def _total_weight(row: Row, best: np.float32, inverse: np.float32) -> float:
     return total
 
 
-@njit
+@helper
 def _draw(row: Row, best: np.float32, inverse: np.float32, target: float) -> int:
     """The first token at which the weight so far exceeds ``target``."""
     line, count = row.line, row.size
@@ -262,7 +262,7 @@ def _draw(row: Row, best: np.float32, inverse: np.float32, target: float) -> int
     return last
 
 
-@njit
+@helper
 def _draw_candidate(found: Candidates, count: int, draw: float) -> int:
     weights = found.weights
     total = 0.0
@@ -276,7 +276,7 @@ def _draw_candidate(found: Candidates, count: int, draw: float) -> int:
     return count - 1
 
 
-@njit
+@helper
 def _cut(
     row: Row,
     best: np.float32,
@@ -327,7 +327,7 @@ def _cut(
     return count
 
 
-@njit
+@helper
 def _gather(row: Row, best: np.float32, inverse: np.float32, reach: np.float32, found: Candidates) -> int:
     """Collects the candidates, tokens with (best - value) * inverse < reach, and returns their number.
 
@@ -363,14 +363,14 @@ def _gather(row: Row, best: np.float32, inverse: np.float32, reach: np.float32, 
     return count
 
 
-@njit(forceinline=True)
+@inlined
 def _rank(value: np.float32) -> int:
     """An integer of 32 bits that orders as the float does."""
     bits = bits_of(value + np.float32(0.0))  # minus zero becomes zero
     return bits ^ 0xFFFFFFFF if bits >> 31 else bits | 0x80000000
 
 
-@njit
+@helper
 def _find_cut(found: Candidates, count: int, by_count: bool, target: float) -> tuple[int, int]:
     """``(rank, ties)``: a cut keeps the candidates of a higher rank, and the first ``ties`` of this rank.
 
@@ -407,7 +407,7 @@ def _find_cut(found: Candidates, count: int, by_count: bool, target: float) -> t
     return prefix, ties
 
 
-@njit
+@helper
 def _keep(found: Candidates, count: int, bound: int, ties: int) -> int:
     """Keeps the candidates of a rank above ``bound``, and the first ``ties`` of rank ``bound``; their number."""
     values, weights, ids = found.values, found.weights, found.ids

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
@@ -41,6 +41,7 @@ from .llvm import (
     widen_half,
     words_of,
 )
+from .machine_code import inlined
 
 FLOAT32 = 0
 BFLOAT16 = 1
@@ -502,14 +503,14 @@ for _symbol, _intrinsic in (
     _overload_operator(_symbol, _intrinsic)
 
 
-@njit(forceinline=True)
+@inlined
 def load16(address: int, index: int, kind: int) -> Any:
     if kind == BFLOAT16:
         return load16_bf16(address, index)
     return load16_f32(address, index)
 
 
-@njit(forceinline=True)
+@inlined
 def store16(address: int, index: int, kind: int, value: Any) -> None:
     if kind == BFLOAT16:
         store16_bf16(address, index, value)
@@ -517,14 +518,14 @@ def store16(address: int, index: int, kind: int, value: Any) -> None:
         store16_f32(address, index, value)
 
 
-@njit(forceinline=True)
+@inlined
 def get(address: int, index: int, kind: int) -> Any:
     if kind == BFLOAT16:
         return get_bf16(address, index)
     return get_f32(address, index)
 
 
-@njit(forceinline=True)
+@inlined
 def put(address: int, index: int, kind: int, value: Any) -> None:
     if kind == BFLOAT16:
         put_bf16(address, index, value)
@@ -532,7 +533,7 @@ def put(address: int, index: int, kind: int, value: Any) -> None:
         put_f32(address, index, value)
 
 
-@njit(forceinline=True)
+@inlined
 def put_outputs(
     sums: int, at: int, bias: int, out: int, out_kind: int, row: int, stride: int, column: int, num_outputs: int
 ) -> None:

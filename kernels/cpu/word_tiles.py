@@ -7,12 +7,13 @@ how many there are.
 
 from typing import Any
 
-from numba import njit, types
+from numba import types
 
 from ...cpu_isa import isa
 from . import amx
 from .amx import TILE_ROWS
 from .llvm import LANES, carry, number
+from .machine_code import helper
 from .vector import compiled, when_compiled
 
 _SUMS, _ROWS, _COLUMNS = ((0, 1), (2, 3)), (4, 5), (6, 7)  # registers: of whole blocks and of the last
@@ -28,7 +29,7 @@ def _open(builder: Any, last_rows: Any) -> None:
         amx.open_uneven_tiles(builder, last_rows, (*_SUMS[1], _ROWS[1]))
 
 
-@njit
+@helper
 def open_word_tiles(num_rows: int) -> None:
     """Before products of so many rows. After the last of them come ``close_word_tiles``."""
     _open((num_rows - 1) % TILE_ROWS + 1)
@@ -85,7 +86,7 @@ def _multiplier(*, adds: bool) -> Any:
     """
     whole, last = (_block(last=is_last, adds=adds) for is_last in (False, True))
 
-    @njit
+    @helper
     def product(
         a: int, a_step: int, b: int, b_step: int, c: int, c_step: int, num_rows: int, num_vectors: int, count: int
     ) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ... import kernels
+from ...processor import num_cores
 from ...protocol.errors import InvalidParams, Unsupported
 from ...radix_cache import BlockStore, FolderStore, HostTier, StoreTier, Tiers
 from ...radix_cache.object_store import open_object_store
@@ -26,6 +27,7 @@ from ..executor.accelerator import accelerator_of
 from ..executor.sizing import measured_slots
 from ..memory import KVBlocks, KVPool, return_freed_memory
 from ..models import Model, load_model
+from ..models.loading import device_named
 from ..parallel.agreed_slots import agreed_slots
 from ..parallel.devices import on_device
 from ..parallel.gang import Gang, LocalGang, refuse_combinations
@@ -34,7 +36,7 @@ from ..parallel.mesh import Mesh
 from ..parallel.rank import Shape, WeightBytes, threads_of, weight_bytes
 from ..parallel.split import RankSplit
 from ..scheduler import SchedulerConfig
-from ..speculative import DraftModel, ModelDrafter, without_layers
+from ..speculative import DraftModel, ModelDrafter, automaton, shared_text, without_layers
 from ..tokenizer import ModelTemplate, Tokenizer, load_chat_template, load_tokenizer
 from ..vision.model import VisionModel, load_vision
 from ..weights import open_weights, resolve_model
@@ -118,6 +120,12 @@ def _load_parts(
     isa = choose_cpu_isa(config)
     num_threads = threads_of(config)
     kernels.set_threads(num_threads)
+    others = () if config.speculative == "off" else (automaton, shared_text)
+    compiling = None
+    if device_named(config.device).type == "cpu":
+        compiling = kernels.begin_warm_up(*others, cpu_isa=config.cpu_isa, num_threads=num_threads or num_cores())
+    if compiling is not None:
+        undo.callback(compiling.close)
     path = resolve_model(config.model)
     with refuse_damage(path):
         header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
@@ -134,7 +142,10 @@ def _load_parts(
     vision = load_image_encoder(path, config, model)
     del header
     if model.device.type == "cpu":
-        kernels.warm_up(None if progress is None else partial(progress, "compiling kernels, once for this machine"))
+        told = None if progress is None else partial(progress, "compiling kernels, once for this machine")
+        kernels.warm_up(told, *others, begun=compiling)
+        if compiling is not None:
+            compiling.close()
         if not model.needs_torch_threads:
             kernels.set_kernel_threads(num_threads)
     longest = model.config.max_positions
