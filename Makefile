@@ -98,9 +98,11 @@ test-s3: $(S3)/.installed
 soak: $(DEV_STAMP)
 	PHLOEM_SOAK_REQUESTS=100000 $(VENV)/bin/pytest tests/runtime/engine/test_soak.py -o log_cli=true -o log_cli_level=INFO
 
-# 2,000 programs on a model that two processes share out: three to fifteen minutes, with a line a round.
+# 2,000 programs on a model that two processes share out: three to fifteen minutes, with a line a round. Then 20 greedy texts of SmolLM2
+# on seven meshes of virtual ranks and of processes, compared with one rank's: three minutes of CPU.
 soak-ranks: $(DEV_STAMP)
-	PHLOEM_SOAK_RANKS=2000 $(VENV)/bin/pytest tests/runtime/parallel/test_soak_ranks.py -o log_cli=true -o log_cli_level=INFO
+	$(PY) -m phloem pull smollm2
+	PHLOEM_SOAK_RANKS=2000 $(VENV)/bin/pytest tests/runtime/parallel/test_soak_ranks.py tests/runtime/parallel/test_smollm2.py -o log_cli=true -o log_cli_level=INFO
 
 # Engine processes are killed 200 times under 40 programs: eight to ten minutes on two cores, with a line each tenth kill.
 # Then 200 programs are moved from one engine to the other, and engines are killed during hand-offs.

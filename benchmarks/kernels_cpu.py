@@ -5,9 +5,9 @@
 Parts: linears, head, small_ops, attention, sampling; all by default. Times are milliseconds for all 30 layers: the best
 of the repeats, and the median in brackets, which is much larger on a busy machine. For products of packed weights two
 shares follow: of the instruction's products per second, with operands in registers, and of the bytes per second that
-the team reads from memory. Every layer has its own weights and
-keys, so they are read from memory as in a real step, not from a cache. ``--team own`` leaves torch one thread: measure
-torch's products (int4, oneDNN) with ``--team torch``.
+the team reads from memory. Every layer has its own weights and keys, so they are read from memory as in a real step,
+not from a cache. ``--team own`` leaves torch one thread: measure torch's products (int4, oneDNN) with ``--team torch``.
+On a busy machine, ``--threads 1 --processor-time`` leaves out the time in which other processes have the core.
 """
 
 import argparse
@@ -46,15 +46,16 @@ Figures = dict[str, tuple[float, float]]  # name -> (best, median) milliseconds
 @dataclass(frozen=True, slots=True)
 class Timer:
     repeats: int
+    clock: Callable[[], float] = time.perf_counter
 
     def __call__(self, work: Callable[[], object], *, times: int = 1) -> tuple[float, float]:
         work()
         found = []
         for _ in range(self.repeats):
-            start = time.perf_counter()
+            start = self.clock()
             for _ in range(times):
                 work()
-            found.append((time.perf_counter() - start) / times * 1e3)
+            found.append((self.clock() - start) / times * 1e3)
         return min(found), statistics.median(found)
 
 
@@ -216,13 +217,19 @@ def main() -> None:
     options.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 256])
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--save", action="store_true", help="write the figures to benchmarks/results")
+    options.add_argument(
+        "--processor-time", action="store_true", help="of one thread, for a busy machine; needs --threads 1"
+    )
     chosen = options.parse_args()
+    if chosen.processor_time and chosen.threads != 1:
+        options.error(f"--processor-time with --threads {chosen.threads}: only one thread's time is read; --threads 1")
     choose = kernels.set_kernel_threads if chosen.team == "own" else kernels.set_threads
     report = print_header(team=chosen.team, threads=choose(chosen.threads))
     kernels.warm_up()
     torch.manual_seed(0)
-    timer = Timer(chosen.repeats)
-    peaks = Peaks(vector_products_per_s() * team().size, tile_products_per_s() * team().size, bytes_per_s())
+    clock = time.thread_time if chosen.processor_time else time.perf_counter
+    timer, size = Timer(chosen.repeats, clock), team().size
+    peaks = Peaks(vector_products_per_s(clock) * size, tile_products_per_s(clock) * size, bytes_per_s(clock))
     report["peaks"] = asdict(peaks)
     print(
         f"peaks of the team: {peaks.vector_products / 1e9:,.0f} GMAC/s of bytes in vectors, "

@@ -4,12 +4,12 @@
 decoded a step, over loopback. It is a round trip less half of the round trip of one byte. The arrays of the step are
 made before, as rank 0 runs them too. ``arrays_ms``, ``encode_ms`` and ``decode_ms`` are processor times. *Memory*: the
 bytes that each rank reads of a random Llama and a random mixture of 190 million weights in bfloat16, and the peak of
-its own pages while it loads them: by tensors, by stages, by slots, and by experts. A share is the whole model's memory
-over the number of ranks and the bytes that all read; of a stage, whose layers are whole, and of a rank with other
-slots, it is what the rank reads. *Experts*: the share of the tokens that the busiest group of ranks computes, for
-random choices that fall off by Zipf's law and change halfway; counted, not timed. *Prompt* (``--only prompt`` alone):
-the processor time of each rank for a prompt of ``--tokens`` tokens and its first answer token, and the time that a
-client waits, the least of five.
+its own pages while it loads them, and of the file's pages that an embedding is read from: by tensors, by stages, by
+slots, and by experts. A share is the whole model's memory over the number of ranks and the bytes that all read; of a
+rank with other slots, it is what the rank reads. *Experts*: the share of the tokens that the busiest group of ranks
+computes, for random choices that fall off by Zipf's law and change halfway; counted, not timed. *Prompt* (``--only
+prompt`` alone): the processor time of each rank for a prompt of ``--tokens`` tokens and its first answer token, and the
+time that a client waits, the least of five.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ import torch
 from phloem import benchmarks
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.layers.batch import StepArrays
-from phloem.runtime.models import load_model
+from phloem.runtime.layers.embedding import NoEmbedding
+from phloem.runtime.models import Model, load_model
 from phloem.runtime.parallel.expert_copies import REVIEW_TOKENS
 from phloem.runtime.parallel.expert_places import BLOCK, Places
 from phloem.runtime.parallel.group import Alone, Group, connect
@@ -193,6 +194,19 @@ def own_bytes() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
+def mapped_bytes(model: Model) -> int:
+    """Of the embedding, where it is read from the file's pages; no other weight is."""
+    if isinstance(model.embedding, NoEmbedding):
+        return 0
+    table = model.embedding.weight
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        pages, *_, last = line.split()
+        first, end = (int(address, 16) for address in pages.split("-"))
+        if first <= table.data_ptr() < end:
+            return table.nbytes if last.startswith("/") else 0
+    return 0
+
+
 def load_share(path: str, rank: int, mesh: Mesh, answer: Any) -> None:
     torch.set_num_threads(1)
     config = EngineConfig(model=path, precision="bfloat16")
@@ -212,8 +226,8 @@ def load_share(path: str, rank: int, mesh: Mesh, answer: Any) -> None:
     is_over.set()
     watcher.join()
     read = weight_bytes(split) if split is not None else None
-    held = own_bytes() - before
-    answer.put((peak - before, held, read))
+    mapped = mapped_bytes(model)
+    answer.put((peak - before + mapped, own_bytes() - before + mapped, read))
     del model
 
 
@@ -310,8 +324,7 @@ def main() -> None:
                     line: dict[str, Any] = {"rank": rank, "peak_bytes": peak, "held_bytes": held}
                     if read is not None:
                         line |= {"read_bytes": read.read, "replicated_bytes": read.replicated}
-                        is_whole = mesh.pipeline > 1 or mesh.sequence > 1
-                        share = read.read if is_whole else whole_held / mesh.size + read.replicated
+                        share = read.read if mesh.sequence > 1 else whole_held / mesh.size + read.replicated
                         line["peak_over_share"] = peak / share
                     values = ", ".join(f"{key} {value:,.3f}".replace(".000", "") for key, value in line.items())
                     print(f"{path.name}, {mesh}: {values}")

@@ -70,9 +70,12 @@ class Expressions:
         self._by_ranges: dict[Ranges, int] = {}
         self._derived: dict[int, int] = {}
         self._moves: dict[int, Moves] = {}
+        self._unions: dict[tuple[int, ...], int] = {}
+        self._intersections: dict[tuple[int, ...], int] = {}
         self._alive: dict[int, bool] = {}
         self._shortest: dict[int, int] = {NOTHING: NO_TEXT, EMPTY: 0}
         self._spreads: dict[int, LengthSpread | None] = {}
+        self._length_bounds: dict[int, tuple[int, int, int | None] | None] = {}
         self._num_parts: dict[int, int] = {}
         self._not_searched: set[int] = set()  # whose shortest text was not found
         self._make(("or",), False, True, True, 1)
@@ -616,11 +619,12 @@ class Expressions:
 
     def _merged(self, each: list[Moves], join: Callable[..., int]) -> Moves:
         """The moves of a union or an intersection; ``join`` joins the derivatives of one range."""
-        needed = 1 if join == self.union else len(each)
+        is_union = join == self.union
+        needed = 1 if is_union else len(each)
+        joined = self._unions if is_union else self._intersections
         starts = sorted({at for moves in each for lo, hi, _ in moves for at in (lo, hi)})
         cursors = [0] * len(each)
         found: list[tuple[int, int, int]] = []
-        joined: dict[tuple[int, ...], int] = {}
         for lo, hi in pairwise(starts):
             here = []
             for i, moves in enumerate(each):
@@ -674,7 +678,17 @@ class Expressions:
         """
         if expr == NOTHING:
             return False
-        if self.is_plain[expr] or self.nullable[expr] or self._can_reach_multiple(expr):
+        if self.is_plain[expr] or self.nullable[expr]:
+            return True
+        known = self._alive.get(expr)
+        if known is None:
+            known = self._has_clear_text(expr)
+            self._alive[expr] = known = self._has_text(expr, fuel) if known is None else known
+        return known
+
+    def _has_clear_text(self, expr: int) -> bool | None:
+        """Whether the language has a text; None where only a search tells."""
+        if self._can_reach_multiple(expr):
             return True
         bounded = self.length_bound(expr)
         if bounded is not None:
@@ -686,7 +700,7 @@ class Expressions:
                     return False
                 if shortest >= low or self._has_all_lengths(inner, low, high):
                     return True
-        return self._has_text(expr, fuel)
+        return None
 
     def _has_text(self, expr: int, fuel: int) -> bool:
         """Search at most ``fuel`` derivatives for one that accepts; ``_alive`` keeps what the search finds of each."""
@@ -912,6 +926,11 @@ class Expressions:
 
     def length_bound(self, expr: int) -> tuple[int, int, int | None] | None:
         """A language of texts, and how many characters they have at least and at most, if the expression is that."""
+        if expr not in self._length_bounds:
+            self._length_bounds[expr] = self._length_bound(expr)
+        return self._length_bounds[expr]
+
+    def _length_bound(self, expr: int) -> tuple[int, int, int | None] | None:
         node = self.nodes[expr]
         match node[0]:
             case "rep" if node[1] == self.any_char:

@@ -14,12 +14,14 @@ SMALL_COUNTS = (2, 8)  # bounds of repeats that stand in for larger ones, tried 
 class TokenReach:
     """What one vocabulary's tokens can tell apart in the languages of one store.
 
-    A token is an extension of a text: a language allows it if some text of the language begins with both.
+    A token is an extension of a text: a language allows it if some text of the language begins with both. Only tokens
+    of at most ``most_bytes`` count.
     """
 
-    def __init__(self, ex: Expressions, vocabulary: Vocabulary) -> None:
+    def __init__(self, ex: Expressions, vocabulary: Vocabulary, *, most_bytes: int = 1 << 30) -> None:
         self.ex = ex
         self._vocabulary = vocabulary
+        self._most_bytes = most_bytes
         self._runs: dict[int, int] = {}
         self._near: dict[tuple[int, bool], int] = {}
         self._most: dict[int, int] = {}
@@ -83,7 +85,8 @@ class TokenReach:
         if found is None:
             has = np.array([node[1] >> b & 1 for b in range(256)], bool)
             has[0x80:] |= node[0] == "chars"
-            found = self._runs[inner] = longest_run(self._vocabulary.token_bytes, self._vocabulary.token_offsets, has)
+            longest = longest_run(self._vocabulary.token_bytes, self._vocabulary.token_offsets, has)
+            found = self._runs[inner] = min(longest, self._most_bytes)
         return found
 
     # -- bounds of repeats ------------------------------------------------------------------------------------------

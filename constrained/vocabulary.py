@@ -59,7 +59,8 @@ class Vocabulary:
         self.eos = eos
         self.encode = encode
         self.compiler: object = None  # the Compiler of ``compiler_of``; guarded by ``lock``
-        self.lock = threading.Lock()
+        self.parts: object = None  # the TokenParts of ``parts_of``; guarded by ``lock``
+        self.lock = threading.RLock()
         self._splits: dict[tuple[bytes, int], tuple[np.ndarray, Trie]] = {}
         self.num_words = (len(self.tokens) + 31) // 32
         self.is_text = np.ones(len(self.tokens), dtype=bool)
@@ -109,6 +110,12 @@ class Vocabulary:
         """The trie of some tokens; costs one sort of them."""
         order = np.array(sorted(token_ids.tolist(), key=self.tokens.__getitem__), dtype=np.int32)
         return Trie(*flat_trie(self.token_bytes, self.token_offsets, order))
+
+    def trie_of_lengths(self, least: int, most: int) -> Trie:
+        """The trie of the tokens of ``least`` to ``most`` bytes."""
+        order = self.trie.token_order
+        lengths = np.diff(self.token_offsets)[order]
+        return Trie(*flat_trie(self.token_bytes, self.token_offsets, order[(lengths >= least) & (lengths <= most)]))
 
 
 @nb.njit(cache=True)

@@ -145,6 +145,8 @@ class Document:
         if not NAMING.isdisjoint(schema):
             place = self._named(place, is_root=depth == 0)
         self.places.append(place)
+        if HOLDERS.keys().isdisjoint(schema):
+            return
         for key, value in schema.items():
             holder = HOLDERS.get(key)
             if holder is None:

@@ -18,6 +18,7 @@ from .values import Values
 OF_NO_VALUE = ("has", "names", "minp", "maxp")  # leaves that ask nothing of the values of properties
 # Keywords that make strings hard to follow.
 COMBINED = ("pattern", "allOf", "anyOf", "oneOf", "not", "if")
+HARD = frozenset((*COMBINED, "format", "patternProperties"))
 UNENFORCED = (
     "uniqueItems where an array may have to repeat an item (under not, if, contains or an overlapping branch of "
     "oneOf), beside contains, prefixItems or several schemas of the items"
@@ -88,9 +89,12 @@ class Schemas:
         found: dict[int, None] = {}
         seen: set[tuple[int, bool]] = set()
         for place in document.places:
+            if HARD.isdisjoint(place.schema):
+                continue
             is_named = len(place.schema.get("patternProperties", ())) > 1
             is_text = not place.schema.keys().isdisjoint(COMBINED) and not place.pointer.endswith("/propertyNames")
-            has_format = self._nodes.enforce_formats and place.schema.get("format") in FORMATS
+            name = place.schema.get("format")
+            has_format = self._nodes.enforce_formats and isinstance(name, str) and name in FORMATS
             if not is_named and not is_text and not has_format:
                 continue
             with self.values.machine.lock:

@@ -7,6 +7,7 @@ for each of them that the value is in.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -14,8 +15,9 @@ import numpy as np
 
 from ..code_points import ANY, Ranges, intersection
 from ..expressions import NO_TEXT, NOTHING, Expressions
-from ..machine import DEAD_STATE, MAX_NEED, SHORT_TOKEN, UNBOUNDED, Fill, Machine, Recent
-from ..prefixes import contains_all_texts_of
+from ..machine import DEAD_STATE, MAX_NEED, UNBOUNDED, Fill, Machine, Recent
+from ..prefixes import TokenReach, contains_all_texts_of
+from ..token_parts import SHORT_TOKEN
 from .names import name_nodes, trie_moves
 from .text_automaton import Condition, TextParts, Unsuitable, leading_on, moves_between, reached
 
@@ -55,6 +57,7 @@ class Scalars:
         self.machine = machine
         self.ex = machine.expressions
         self._reach = machine.reach
+        self._short_reach = TokenReach(self.ex, machine.vocabulary, most_bytes=SHORT_TOKEN)
         self._left_by_char: dict[int, _LeftByChar] = {}
         self._left_by_rest: dict[tuple[int, int], _LeftByChar] = {}  # of what is left of a character
         self._by_char: dict[int, _CharMoves] = {}
@@ -137,7 +140,7 @@ class Scalars:
 
         def fill(row: np.ndarray) -> None:
             if machine.num_states + len(whole) > machine.hard_limit * 3 // 4:
-                self._fill_string(row, exprs, spelling)
+                self._fill_string(exprs, spelling, row)
                 return
             if len(exprs) == 1:
                 ends = np.full(len(words), machine.end_state(0), np.int32)
@@ -289,15 +292,15 @@ class Scalars:
 
         def make() -> int:
             if not spelling.counted and self.ex.words_of(exprs[0]) is not None:
-                return machine.add_state(lambda row: self._fill_string(row, exprs, spelling))
-            fits = contains_all_texts_of(self.ex, exprs[0])
+                return machine.add_state(partial(self._fill_string, exprs, spelling))
+            fits = None if spelling.counted else contains_all_texts_of(self.ex, exprs[0])
             base = 0
-            if fits is not None and fits >= SHORT_TOKEN and not spelling.counted:
+            if fits is not None and fits >= SHORT_TOKEN:
                 plain = exprs == (self.ex.text,)
                 base = machine.num_states if plain else (self.free_text if spelling.free else self.key_text)
             loops = not spelling.counted and all(e in (NOTHING, self.ex.text) for e in exprs)
             state = machine.add_state(
-                lambda row: self._fill_string(row, exprs, spelling),
+                partial(self._fill_string, exprs, spelling),
                 counted=min(spelling.counted, 2),
                 left=(self.ex.shortest(exprs[0]) or 0) if spelling.counted else 0,
                 padding=(self.ex.least_padding(exprs[0]) or 0) if spelling.counted else 0,
@@ -305,22 +308,28 @@ class Scalars:
                 loops=loops and exprs[0] == self.ex.text,
                 recurs=True,
             )
-            owed = 0
-            if spelling.counted:
-                first, owed = self._reach.near_and_owed(exprs[0])
-                near: tuple[int, ...] = (first,)
-            else:
-                near = tuple([self._reach.without_far_bounds(e) for e in exprs])
-            if near != exprs:
-                machine.set_twin(state, lambda: self._string(near, spelling), owed=owed)
-            elif self._reach.has_large_counts(exprs):
-                machine.set_stand_ins(state, lambda: self._stand_ins(exprs, spelling))
-            else:
-                return state
-            machine.set_single(state, lambda byte: self._code_of(exprs, spelling, byte))
+            machine.settle_later(state, partial(self._settle, exprs, spelling, state))
             return state
 
         return machine.state(("string", exprs, spelling), make)
+
+    def _settle(self, exprs: tuple[int, ...], spelling: Spelling, state: int) -> None:
+        """Name the states that allow the same tokens as the state of a string. Most states are passed within a token
+        and need none."""
+        machine = self.machine
+        machine.set_short_twin(state, lambda: self._short_twin(exprs, spelling))
+        near, owed = _near(self._reach, exprs, spelling)
+        if near != exprs:
+            machine.set_twin(state, lambda: self._string(near, spelling), owed=owed)
+        elif self._reach.has_large_counts(exprs):
+            machine.set_stand_ins(state, lambda: self._stand_ins(exprs, spelling))
+        else:
+            return
+        machine.set_single(state, lambda byte: self._code_of(exprs, spelling, byte))
+
+    def _short_twin(self, exprs: tuple[int, ...], spelling: Spelling) -> tuple[int, int]:
+        near, owed = _near(self._short_reach, exprs, spelling)
+        return self._string(near, spelling), owed
 
     def _stand_ins(self, exprs: tuple[int, ...], spelling: Spelling) -> Iterator[tuple[int, int, int]]:
         for lower, upper, owed in self._reach.stand_ins(exprs):
@@ -364,7 +373,7 @@ class Scalars:
             exprs = (must, *[ex.derive(e, byte) for e in exprs[1:]])
         return exprs
 
-    def _fill_string(self, row: np.ndarray, exprs: tuple[int, ...], spelling: Spelling) -> None:
+    def _fill_string(self, exprs: tuple[int, ...], spelling: Spelling, row: np.ndarray) -> None:
         ex, tagged = self.ex, spelling.tagged
         may_escape = False
         made: dict[tuple[tuple[int, ...], Spelling], int] = {}
@@ -425,7 +434,10 @@ class Scalars:
         ex = self.ex
         if must == ex.text:
             return 1
-        table = self._chars_of(must)
+        if codes[-1][1] < 0x80:
+            table: _CharMoves = tuple([(lo, hi - 1, to) for lo, hi, to in ex.moves(must) if lo < 0x80])
+        else:
+            table = self._chars_of(must)
         found = NO_TEXT
         for first, last in codes:
             for at in range(bisect_left(table, first, key=_last), len(table)):
@@ -565,6 +577,14 @@ class Scalars:
         return machine.state(("number", exprs), make)
 
 
+def _near(reach: TokenReach, exprs: tuple[int, ...], spelling: Spelling) -> tuple[tuple[int, ...], int]:
+    """Expressions that allow the same tokens, and what they owe (``TokenReach``)."""
+    if spelling.counted:
+        first, owed = reach.near_and_owed(exprs[0])
+        return (first,), owed
+    return tuple([reach.without_far_bounds(e) for e in exprs]), 0
+
+
 def _extend(moves: list[tuple[int, int, int]], first: int, last: int, to: int) -> None:
     """Add characters, to the last range if they go on with it."""
     if moves and moves[-1][1] == first - 1 and moves[-1][2] == to:
@@ -577,7 +597,8 @@ def _after(spelling: Spelling, byte: int) -> Spelling:
     """How a string goes on after a byte of itself."""
     if not spelling.counted or (byte < 0x80 and spelling.counted == 1):
         return spelling
-    return spelling._replace(counted=spelling.counted - 1 if byte < 0xC0 else 2 + (byte >= 0xE0) + (byte >= 0xF0))
+    counted = spelling.counted - 1 if byte < 0xC0 else 2 + (byte >= 0xE0) + (byte >= 0xF0)
+    return Spelling(spelling.free, counted, spelling.tagged)
 
 
 def _codes(digits: str) -> Ranges:

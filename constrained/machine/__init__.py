@@ -7,7 +7,7 @@ from .agreement import key_of, known_value
 from .endings import Endings, pack
 from .item_texts import ItemReader, Seen
 from .machine import MASK_WORK, Fill, Machine
-from .masks import SHORT_TOKEN, Masks
+from .masks import Masks
 from .parser_sets import Lexer
 from .recent import Recent
 from .walk import DEAD_STATE, MAX_NEED, REFUSED, UNBOUNDED
@@ -21,7 +21,6 @@ __all__ = [
     "MAX_NEED",
     "ONE_SPACE",
     "REFUSED",
-    "SHORT_TOKEN",
     "UNBOUNDED",
     "Endings",
     "Fill",

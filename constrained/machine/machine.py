@@ -126,7 +126,9 @@ class Machine:
         self.twins: dict[int, Callable[[], int]] = {}
         self.owed: dict[int, int] = {}  # of states with a twin; see ``set_twin``
         self.stand_ins: dict[int, StandIns] = {}
+        self.short_twins: dict[int, Callable[[], tuple[int, int]]] = {}  # see ``set_short_twin``
         self._single: dict[int, Callable[[int], int]] = {}
+        self._unsettled: dict[int, Callable[[], None]] = {}
         self.item_readers: dict[int, ItemReader] = {}  # by frame
         self.items = ItemTexts()
         self.only_repeats: Callable[[int], bool] | None = None  # whether a configuration leads to nothing else
@@ -286,6 +288,16 @@ class Machine:
         self.arrays[walk.SPARSE_OF][first : first + count] = number
         return first
 
+    def settle_later(self, state: int, settle: Callable[[], None]) -> None:
+        """Have ``settle`` call the four setters below, once ``state`` is looked at by itself."""
+        self._unsettled[state] = settle
+
+    def settle(self, state: int) -> None:
+        """Do what ``settle_later`` left."""
+        settle = self._unsettled.pop(state, None)
+        if settle is not None:
+            settle()
+
     def set_twin(self, state: int, twin: Callable[[], int], *, owed: int = 0) -> None:
         """Make masks of ``state`` from ``twin()``, a state that allows the same tokens and whose masks are shared.
 
@@ -295,6 +307,11 @@ class Machine:
         self.recurring.add(state)
         if owed:
             self.owed[state] = owed
+
+    def set_short_twin(self, state: int, twin: Callable[[], tuple[int, int]]) -> None:
+        """As ``set_twin``, for tokens of at most ``SHORT_TOKEN`` bytes alone; ``twin()`` is the state, which may be
+        ``state`` itself, and what is owed."""
+        self.short_twins[state] = twin
 
     def set_stand_ins(self, state: int, stand_ins: StandIns) -> None:
         """(lower, upper, owed): the lower state allows no token that ``state`` does not allow, the upper one every
@@ -616,6 +633,7 @@ class Machine:
     def _supply_single(self) -> bool:
         """Make the entry that a compiled walk lacked without the rest of its row, if the state can do so."""
         state, byte = int(self.control[walk.MISS_A]), int(self.control[walk.MISS_BYTE])
+        self.settle(state)
         single = self._single.get(state)
         code = single(byte) if single is not None and byte and self.vocabulary.has_byte[byte] else -1
         if code >= 0:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..spec import GrammarError, grammar_error
+from ..token_parts import SHORT_TOKEN, parts_of
 from . import walk
 from .lazy_masks import LazyMasks
 from .machine import MASK_WORK, Machine
@@ -22,7 +23,6 @@ from .walk import MAX_NEED, UNBOUNDED
 
 MAX_LEXEME_BYTES = 128 << 20
 PREPARE_WORK = 5 * MASK_WORK  # fuel for a mask that is made while a grammar is compiled
-SHORT_TOKEN = 16  # bytes; longer tokens are few, and are walked where a string has a length bound
 
 
 class _Inner(NamedTuple):
@@ -62,6 +62,8 @@ class Masks:
         self.known: Recent[int, np.ndarray] = Recent(16 * capacity)  # configuration -> a kept mask
         self.inner: Recent[tuple[int, int, int], _Inner] = Recent(capacity)
         self._counted: Recent[tuple[int, int, int], _Inner] = Recent(max(16, capacity // 16))  # with ``needs``
+        self._short: Recent[tuple[int, int, int], _Inner] = Recent(capacity)  # of short tokens alone
+        self._parts = parts_of(vocabulary)
         self._within: Recent[tuple[int, int, int, int], np.ndarray] = Recent(capacity)  # of counted strings
         self._failed: dict[int, GrammarError] = {}  # configurations whose mask took too much work
         self._only: dict[int, int] = {}
@@ -70,6 +72,8 @@ class Masks:
         self._counting_barrier = self._barrier(-1, 0, UNBOUNDED - 1)  # under it, every character is counted
         self.walker = TrieWalker(machine, num_kept=capacity)
         self.kept = self.walker.kept
+        tries = () if self._parts is None else (self._parts.short, self._parts.long)
+        self._part_tries = [self.walker.addresses(trie) for trie in tries]
         self.lazy = LazyMasks(machine, self.walker, capacity)
         self._repeats = Repeats(machine)
 
@@ -234,33 +238,63 @@ class Masks:
         found = known.get((state, aux, barrier))
         if found is not None:
             return found
-        twin = machine.twins.get(state)
+        machine.settle(state)
+        twin, owed = None, 0
+        if state in machine.twins:
+            twin, owed = machine.twins[state](), machine.owed.get(state, 0)
+        elif known is self._short or (self._part_tries and self._inside_of(state, barrier) is None):
+            short_twin = machine.short_twins.get(state)
+            shorter, more = (state, 0) if short_twin is None else short_twin()
+            if shorter != state and known is self._short:
+                twin, owed = shorter, more
+            elif shorter != state:
+                found = self._in_parts(state, aux, barrier)
         if twin is not None:
-            found = _owing(self._inner_at(twin(), aux, barrier, known), machine.owed.get(state, 0))
-        elif state in machine.stand_ins:
+            found = _owing(self._inner_at(twin, aux, barrier, known), owed)
+        if found is None and state in machine.stand_ins:
             for lower, upper, owed in machine.stand_ins[state]():
                 above = self._inner_at(upper, aux, barrier, known)
                 if above.allows_the_same(self._inner_at(lower, aux, barrier, known)):
                     found = _owing(above, owed)
                     break
         if found is None:
-            found = self._walk_inside(state, aux, barrier)
+            found = self._walk_inside(state, aux, barrier, self._part_tries[0] if known is self._short else None)
         known.put((state, aux, barrier), found)
         return found
 
-    def _walk_inside(self, state: int, aux: int, barrier: int) -> _Inner:
-        """Walk with the barrier as the only frame: the tokens that stay above it, and the exits where it is popped."""
+    def _in_parts(self, state: int, aux: int, barrier: int) -> _Inner:
+        """As one walk, where many states allow the same short tokens: those are walked from one of them, and the few
+        long tokens, which run into bounds that are far away, from each."""
+        parts = self._parts
+        assert parts is not None
+        short = self._inner_at(state, aux, barrier, self._short)
+        long = self._walk_inside(state, aux, barrier, self._part_tries[1])
+        mask = _frozen(short.mask | long.mask)
+        exits = np.concatenate([short.exits, long.exits])
+        nodes = [parts.in_whole(t, i.exits[:, 0]) for t, i in ((parts.short, short), (parts.long, long))]
+        exits[:, 0] = np.concatenate(nodes)
+        _, firsts = np.unique(exits[:, 0], return_index=True)  # a node of both parts has the same exit in both
+        exits = exits[firsts]
+        if short.needs is None or long.needs is None:
+            return _Inner((state, aux, barrier), mask, self.walker.whole, exits)
+        needs = np.minimum(short.needs, MAX_NEED - short.owed) + np.uint16(short.owed)
+        needs = np.minimum(np.where(short.needs > MAX_NEED, short.needs, needs), long.needs)
+        return _Inner((state, aux, barrier), mask, self.walker.whole, exits, needs, _most(needs, exits))
+
+    def _walk_inside(self, state: int, aux: int, barrier: int, part: np.ndarray | None) -> _Inner:
+        """Walk with the barrier as the only frame: the tokens that stay above it, and the exits where it is popped.
+
+        ``part``: the trie of some tokens; None for all.
+        """
         key = (state, aux, barrier)
         stack = self.machine.stack(barrier, 0)
-        trie = self.walker.whole
+        trie = self.walker.whole if part is None else part
         if barrier == self._counting_barrier:
             mask = np.zeros(self.vocabulary.num_words, np.uint32)
             needs = np.full(32 * self.vocabulary.num_words, MAX_NEED + 1, np.uint16)
             exits = self.walker.from_state(trie, mask, state, aux, stack, needs)
-            most = int(needs.max(where=needs <= MAX_NEED, initial=0))
-            most = max(most, int((exits[:, 3] + exits[:, 4]).max(initial=0)))
-            return _Inner(key, _frozen(mask), trie, exits, needs, most)
-        inside = self._inside_of(state, barrier)
+            return _Inner(key, _frozen(mask), trie, exits, needs, _most(needs, exits))
+        inside = self._inside_of(state, barrier) if part is None else None
         if inside is None:
             mask = np.zeros(self.vocabulary.num_words, np.uint32)
         else:
@@ -297,6 +331,12 @@ def _owing(inner: _Inner, owed: int) -> _Inner:
     """The same walk where ``owed`` characters more have to follow. Then no token ends the string."""
     assert not (owed and inner.needs is not None and len(inner.exits))
     return inner._replace(owed=inner.owed + owed) if owed else inner
+
+
+def _most(needs: np.ndarray, exits: np.ndarray) -> int:
+    """The largest number of characters that an allowed token needs."""
+    most = int(needs.max(where=needs <= MAX_NEED, initial=0))
+    return max(most, int((exits[:, 3] + exits[:, 4]).max(initial=0)))
 
 
 def _frozen(row: np.ndarray) -> np.ndarray:

@@ -34,6 +34,7 @@ from .vector import (
 
 _ROWS = 8
 _BLOCKS = 4  # of 16 outputs, computed together
+_PACKED = 32  # blocks that are packed at once
 _MIN_SHARE = 200_000  # products worth a second thread
 
 
@@ -46,8 +47,14 @@ def has_bfloat16_pairs() -> bool:
 def pack_bfloat16(weight: Tensor) -> Tensor:
     """bfloat16 [blocks, pairs, 16, 2] from [N, K], padded with zeros to a multiple of four blocks."""
     num_outputs, width = weight.shape
-    padded = torch.nn.functional.pad(weight.bfloat16(), (0, width % 2, 0, -num_outputs % (LANES * _BLOCKS)))
-    return padded.view(-1, LANES, padded.shape[1] // 2, 2).permute(0, 2, 1, 3).contiguous()
+    num_blocks, num_pairs = -(-num_outputs // (LANES * _BLOCKS)) * _BLOCKS, (width + 1) // 2
+    packed = torch.zeros((num_blocks, num_pairs, LANES, 2), dtype=torch.bfloat16)
+    for first in range(0, num_blocks, _PACKED):  # a head is large, and a second copy of all of it would be too
+        rows = weight[first * LANES : (first + _PACKED) * LANES].bfloat16()
+        padded = torch.nn.functional.pad(rows, (0, width % 2, 0, -len(rows) % LANES))
+        blocks = padded.view(-1, LANES, num_pairs, 2).permute(0, 2, 1, 3)
+        packed[first : first + len(blocks)].copy_(blocks)
+    return packed
 
 
 class Bfloat16Product:

@@ -16,7 +16,7 @@ from ..quantized_weight import QuantizedWeight
 from .attention import blocks_of, product_type
 from .config import ProductConfig, config_of
 from .fp8 import decode_fp8
-from .quantized import of_groups
+from .quantized import add_int4_terms, of_groups
 
 
 @triton.jit
@@ -60,22 +60,20 @@ def grouped_product_kernel(
     lines = group.to(tl.int64) * width_out + column
     sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     if KIND == "int4":
-        # Bytes as in ``quantized_product_kernel``.
-        for start in range(0, width_in // 2, BLOCK_K // 2):
-            byte = start + tl.arange(0, BLOCK_K // 2)
-            there = byte < width_in // 2
-            k = byte // 16 * 32 + byte % 16
-            shown = inside[None, :] & there[:, None]
-            both = tl.load(weight + lines[None, :] * (width_in // 2) + byte[:, None], mask=shown, other=0)
-            step = of_groups(weight_scale, lines, inside, start // 16, scales_a_row, BLOCK_K // 32, 16)
-            zero = of_groups(weight_zero, lines, inside, start // 16, scales_a_row, BLOCK_K // 32, 16) - 8.0 * step
-            low = (both & 15).to(tl.float32) * step + zero
-            high = (both >> 4).to(tl.float32) * step + zero
-            asked = valid[:, None] & there[None, :]
-            one = tl.load(rows[:, None] + k[None, :], mask=asked, other=0.0).to(PRODUCTS)
-            two = tl.load(rows[:, None] + k[None, :] + 16, mask=asked, other=0.0).to(PRODUCTS)
-            sums = tl.dot(one, low.to(PRODUCTS), sums)
-            sums = tl.dot(two, high.to(PRODUCTS), sums)
+        sums = add_int4_terms(
+            sums,
+            rows,
+            valid,
+            weight,
+            weight_scale,
+            weight_zero,
+            lines,
+            inside,
+            width_in,
+            scales_a_row,
+            BLOCK_K,
+            PRODUCTS,
+        )
     else:
         for start in range(0, width_in, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)

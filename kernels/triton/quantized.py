@@ -26,6 +26,42 @@ def of_groups(numbers, lines, inside, first, num_groups, GROUPS: tl.constexpr, T
 
 
 @triton.jit
+def add_int4_terms(
+    sums,
+    rows,
+    valid,
+    weight,
+    scale,
+    zero,
+    lines,
+    inside,
+    width_in,
+    num_groups,
+    BLOCK_K: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+):
+    """``sums`` and the products of x at ``rows`` with the 4-bit weights of ``lines``."""
+    # Byte j of a group of 32: weight j in its low half, weight j + 16 in its high half.
+    for start in range(0, width_in // 2, BLOCK_K // 2):
+        byte = start + tl.arange(0, BLOCK_K // 2)
+        there = byte < width_in // 2
+        k = byte // 16 * 32 + byte % 16
+        shown = inside[None, :] & there[:, None]
+        both = tl.load(weight + lines[None, :] * (width_in // 2) + byte[:, None], mask=shown, other=0)
+        step = of_groups(scale, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
+        # w = (q - 8) * scale + zero
+        offset = of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16) - 8.0 * step
+        low = (both & 15).to(tl.float32) * step + offset
+        high = (both >> 4).to(tl.float32) * step + offset
+        asked = valid[:, None] & there[None, :]
+        first = tl.load(rows[:, None] + k[None, :], mask=asked, other=0.0).to(PRODUCTS)
+        second = tl.load(rows[:, None] + k[None, :] + 16, mask=asked, other=0.0).to(PRODUCTS)
+        sums = tl.dot(first, low.to(PRODUCTS), sums)
+        sums = tl.dot(second, high.to(PRODUCTS), sums)
+    return sums
+
+
+@triton.jit
 def quantized_product_kernel(
     x,
     weight,
@@ -54,23 +90,9 @@ def quantized_product_kernel(
     rows = x + row.to(tl.int64) * x_stride
     sums = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     if KIND == "int4":
-        # Byte j of a group of 32: weight j in its low half, weight j + 16 in its high half.
-        for start in range(0, width_in // 2, BLOCK_K // 2):
-            byte = start + tl.arange(0, BLOCK_K // 2)
-            there = byte < width_in // 2
-            k = byte // 16 * 32 + byte % 16
-            shown = inside[None, :] & there[:, None]
-            both = tl.load(weight + lines[None, :] * (width_in // 2) + byte[:, None], mask=shown, other=0)
-            step = of_groups(scale, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
-            # w = (q - 8) * scale + zero
-            offset = of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16) - 8.0 * step
-            low = (both & 15).to(tl.float32) * step + offset
-            high = (both >> 4).to(tl.float32) * step + offset
-            asked = valid[:, None] & there[None, :]
-            first = tl.load(rows[:, None] + k[None, :], mask=asked, other=0.0).to(PRODUCTS)
-            second = tl.load(rows[:, None] + k[None, :] + 16, mask=asked, other=0.0).to(PRODUCTS)
-            sums = tl.dot(first, low.to(PRODUCTS), sums)
-            sums = tl.dot(second, high.to(PRODUCTS), sums)
+        sums = add_int4_terms(
+            sums, rows, valid, weight, scale, zero, lines, inside, width_in, num_groups, BLOCK_K, PRODUCTS
+        )
     else:
         GROUPS: tl.constexpr = (BLOCK_K + GROUP_LEN - 1) // GROUP_LEN
         for start in range(0, width_in, BLOCK_K):

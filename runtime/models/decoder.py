@@ -118,6 +118,7 @@ class Model:
     is_split: bool = False  # one rank's share: its layers wait for other ranks, which a tape cannot
     is_even: bool = True  # all ranks have as many heads
     first_layer: int = 0
+    stages: tuple[range, ...] = ()  # of a split model: the layers of each stage
     stage: Stage | None = None
     sequence: KeyHolders | None = None
 

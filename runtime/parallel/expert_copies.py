@@ -44,9 +44,7 @@ class ExpertCopies:
         for i, layer in enumerate(model.layers, start=model.first_layer):
             if isinstance(layer.mlp, SplitExperts) and layer.mlp.copies is not None:
                 self._own.append((i, layer.mlp.copies))
-        shape = model.config
-        stages = [self._mesh.layers_of(shape, head).layers for head in self._heads]
-        self._num_turns = max(sum(map(shape.has_experts, layers)) for layers in stages)
+        self._num_turns = max(sum(map(model.config.has_experts, layers)) for layers in model.stages)
         self._turn = self._num_tokens = self.num_copied = 0
         self._reports: dict[int, MixtureReport] = {}
 

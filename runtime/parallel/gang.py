@@ -227,9 +227,10 @@ class _RankProcess:
             self.process.wait(5.0)
         code = self.process.returncode
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
-        tail = os.pread(
-            self._log.fileno(), LOG_TAIL_BYTES, max(0, os.fstat(self._log.fileno()).st_size - LOG_TAIL_BYTES)
-        )
+        tail = b""
+        with contextlib.suppress(ValueError):  # the gang is being closed, and the log with it
+            log_fd = self._log.fileno()
+            tail = os.pread(log_fd, LOG_TAIL_BYTES, max(0, os.fstat(log_fd).st_size - LOG_TAIL_BYTES))
         return f"rank {self.rank} (process {self.process.pid}) {how}; its log ends: {tail.decode(errors='replace')}"
 
     def end(self, timeout_s: float) -> None:
@@ -242,3 +243,4 @@ class _RankProcess:
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
+        self._log.close()

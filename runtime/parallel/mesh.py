@@ -18,6 +18,7 @@ from ..weights.model_config import ModelConfig
 from .sharding import even_parts
 
 MAX_RANKS = 64
+MOST_MORE = 0.1  # than an even part, of a stage's weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +101,7 @@ class Mesh:
         return num_slots if self.sequence == 1 else -(-num_slots // self.sequence) + 1
 
     def layers_of(self, config: ModelConfig, rank: int) -> LayerRun:
-        """Stages differ by one layer at most, the longer ones first: the last has the head too.
-
-        Raises InvalidParams where there are more stages than layers.
-        """
+        """``config``: of the whole model. Raises InvalidParams where there are more stages than layers."""
         if self.pipeline > config.num_layers:
             raise InvalidParams(
                 f"pipeline_parallel={self.pipeline}: the model has {config.num_layers} layers; at most "
@@ -111,5 +109,41 @@ class Mesh:
                 where="pipeline_parallel",
             )
         stage = self.stage_of(rank)
-        layers = even_parts(config.num_layers, self.pipeline)[stage]
+        layers = stages_of(config, self.pipeline)[stage]
         return LayerRun(layers, has_embedding=stage == 0, has_head=rank in self.head_ranks())
+
+
+def stages_of(config: ModelConfig, count: int) -> list[range]:
+    """The layers of each of ``count`` stages. Stages differ by one layer at most, the longer ones first, unless the
+    embedding or the head makes the first or the last one larger than an even part of all weights by more than
+    ``MOST_MORE``: then it hands layers to the smallest stage, while that makes the largest one smaller.
+    """
+    counts = [len(part) for part in even_parts(config.num_layers, count)]
+    table = config.vocab_size * config.hidden_size / mean_layer_weights(config)  # in layers
+    sizes = [float(layers) for layers in counts]
+    sizes[0] += table
+    sizes[-1] += table
+    most = (1 + MOST_MORE) * sum(sizes) / count
+    while max(sizes) > most:
+        largest, smallest = sizes.index(max(sizes)), sizes.index(min(sizes))
+        if counts[largest] == 1 or sizes[smallest] + 1 >= sizes[largest]:
+            break
+        for stage, change in ((largest, -1), (smallest, 1)):
+            counts[stage] += change
+            sizes[stage] += change
+    return [range(sum(counts[:stage]), sum(counts[: stage + 1])) for stage in range(count)]
+
+
+def mean_layer_weights(config: ModelConfig) -> float:
+    """Of a layer's matrices."""
+    width, heads, latent = config.hidden_size, config.num_heads, config.latent
+    if latent is None:
+        attention = 2 * width * (heads + config.num_kv_heads) * config.head_dim
+    else:
+        attention = width * heads * (latent.query_dim + latent.value_dim) + width * latent.slot_dim
+        attention += heads * (latent.nope_dim + latent.value_dim) * latent.size
+    dense = (3 if config.gated else 2) * width * config.intermediate_size
+    mixture = 3 * width * (config.expert_size * config.num_experts + config.shared_expert_size)
+    num_mixtures = sum(map(config.has_experts, range(config.num_layers)))
+    share = num_mixtures / config.num_layers
+    return attention + share * mixture + (1 - share) * dense

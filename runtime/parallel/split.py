@@ -21,7 +21,7 @@ from ..weights.model_config import ModelConfig
 from ..weights.weight_file import WeightFile
 from .experts import SplitExperts
 from .group import Group
-from .mesh import Mesh
+from .mesh import Mesh, stages_of
 from .pipeline import PipelineStage
 from .sequence import SequenceRanks, SpreadKeys
 from .sharding import Share, SharedFile, even_parts, piece_len_of, share_of
@@ -74,7 +74,7 @@ class RankSplit:
             )
 
     def run(self, config: ModelConfig) -> LayerRun:
-        layers = self.mesh.layers_of(config, self.group.rank)
+        layers = self.mesh.layers_of(self.share.config, self.group.rank)  # ``config`` may be of a share
         return replace(layers, experts=self.share.experts, spare_experts=self._expert_copies)
 
     def adapter(self, adapter: Adapter) -> Adapter:
@@ -128,6 +128,7 @@ class RankSplit:
             layers=tuple(self._layer(layer) for layer in model.layers),
             head=SplitHead(model.head, self.group, holders, vocab_size=config.vocab_size, device=model.device),
             is_split=True,
+            stages=tuple(stages_of(config, mesh.pipeline)),
             is_even=len({(len(share.heads), len(share.kv_heads)) for share in shares}) == 1,
             stage=self._stage(config, model.device) if mesh.pipeline > 1 else None,
             sequence=self._sequence_ranks(model) if mesh.sequence > 1 else None,

@@ -234,3 +234,13 @@ def test_alternatives_that_multiply_are_followed_without_multiplying_them(vocabu
         {"xr"[i % 2] + str(i): 2 for i in range(14)}, {f"x{i}": 2 for i in range(13)}, [], {**{f"x{i}": 2 for i in range(13)}, "r13": 1},
     ):  # fmt: skip
         assert takes(grammar, as_json(value)) == validator.is_valid(value), value
+
+
+def test_keywords_beside_a_reference_that_stands_alone_may_be_anything(vocabulary: Vocabulary) -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "properties": {"a": {"$ref": "#/definitions/b", "format": ["email"], "pattern": 3}},
+        "definitions": {"b": {"type": "null"}},
+    }
+    grammar = compile("json_schema", json.dumps(schema), vocabulary)
+    assert takes(grammar, '{"a": null}') and not takes(grammar, '{"a": "b"}')

@@ -38,6 +38,18 @@ def test_frames_count_what_is_open(vocabulary: Vocabulary, text: str, is_prefix:
     assert (config >= 0) == is_prefix and (is_prefix and machine.may_end(config)) == may_end
 
 
+def test_places_are_found_again_after_room_was_made_for_more(vocabulary: Vocabulary) -> None:
+    machine, depth = Machine(vocabulary), 70_000  # more stacks than there is room for at first
+    start = nested(machine)
+    shallow = machine.advance_bytes(start, b"(((")
+    room = len(machine.arrays[walk.STACK_FRAME])
+    deep = machine.advance_bytes(start, b"(" * depth)
+    assert len(machine.arrays[walk.STACK_FRAME]) > room
+    assert machine.advance_bytes(start, b"(((") == shallow and machine.advance_bytes(shallow, b"()()") == shallow
+    assert machine.advance_bytes(deep, b")" * (depth - 3)) == shallow
+    assert machine.may_end(machine.advance_bytes(shallow, b")))"))
+
+
 def test_a_token_leads_where_its_bytes_lead(vocabulary: Vocabulary) -> None:
     grammar = compile("json_schema", json.dumps({"type": "object", "required": ["name"]}), vocabulary)
     machine, config = grammar.machine, grammar.start

@@ -17,7 +17,7 @@ from phloem.engines import Completion
 from phloem.protocol import ops as o
 from phloem.protocol.errors import Unsupported
 from phloem.protocol.sampling import SamplingParams
-from phloem.runtime.config import EngineConfig
+from phloem.runtime.config import SPLITS, EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.models.tiny import make_tiny_model
@@ -35,7 +35,8 @@ LONG = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
 def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     path = make_tiny_model(tmp_path_factory.mktemp("gang") / "model", seed=1, family="qwen3_moe", **MOE)
     ranks = {"tensor_parallel": 2, "expert_parallel": 2, "expert_copies": 1, "rank_timeout_s": 4.0}
-    return EngineConfig(model=str(path), precision="float32", num_slots=2048, num_threads=1, **ranks)
+    sizes = {"num_slots": 4096, "max_step_tokens": 2048, "prefill_chunk": 2048}
+    return EngineConfig(model=str(path), precision="float32", num_threads=1, **sizes, **ranks)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,31 @@ def test_processes_draw_with_the_bits_of_virtual_ranks(runtime: phloem.Runtime, 
     check_bits(runtime, config, PROMPTS)
 
 
+def check_tokens(runtime: phloem.Runtime, config: EngineConfig, prompts: list[str], *, times: int = 1) -> None:
+    """They are those of one rank, also when they are drawn again."""
+    whole = dict.fromkeys((*SPLITS, "expert_parallel"), 1)
+    driver = Driver(EngineCore(msgspec.structs.replace(config, **whole, expert_copies=0)))
+    expected = []
+    for prompt in prompts:
+        gen = o.Gen(op=1, seq=0, params=SamplingParams(**GREEDY))
+        outcome = driver.run([o.Text(op=0, seq=0, text=prompt), gen, o.Close(op=2, seq=0)])
+        expected.append(outcome.done[1].meta.candidates[0].token_ids)
+    driver.engine.close()
+    for _ in range(times):
+        runtime.flush_cache()
+        found = [runtime.generate(prompt, **GREEDY).meta.candidates[0].token_ids for prompt in prompts]
+        assert found == expected
+
+
+def test_processes_copy_experts_and_draw_the_tokens_of_one_rank_before_and_after(
+    runtime: phloem.Runtime, config: EngineConfig
+) -> None:
+    """Each prompt is one step, which is long enough for copies to be used."""
+    check_tokens(runtime, config, [f"{i} of the leaves rose, " * 84 for i in range(5)], times=3)
+    copies: Any = runtime.info()["expert_copies"]
+    assert copies["num_copied"] >= 1 and any(one["copies"] for one in copies["mixtures"])
+
+
 async def ended_midway(runtime: phloem.Runtime, prompt: str, pid: int, number: signal.Signals) -> str:
     """The text of a long generation; ``pid`` gets the signal once its first piece has come."""
     text = ""
@@ -131,6 +157,7 @@ def test_stages_draw_with_the_bits_of_virtual_ranks_and_outlive_the_loss_of_rank
     staged = msgspec.structs.replace(config, pipeline_parallel=2)
     with phloem.Runtime(staged, replicas=1) as runtime:
         check_bits(runtime, staged, [PROMPTS[1]])
+        check_tokens(runtime, staged, PROMPTS)
         expected = runtime.generate("stage " * 9, None, temperature=0.0, max_tokens=40, ignore_eos=True).text
         for number in (signal.SIGKILL, signal.SIGSTOP):
             before = runtime.fleet()[0]
@@ -147,6 +174,7 @@ def test_spread_slots_draw_with_the_bits_of_virtual_ranks_and_outlive_a_killed_r
     spread = msgspec.structs.replace(config, tensor_parallel=1, expert_parallel=1, expert_copies=0, sequence_parallel=2)
     with phloem.Runtime(spread, replicas=1) as runtime:
         check_bits(runtime, spread, PROMPTS[:2])
+        check_tokens(runtime, spread, [*PROMPTS, "leaf " * 90])
         expected = runtime.generate("slot " * 9, None, temperature=0.0, max_tokens=40, ignore_eos=True).text
         before = runtime.fleet()[0]
         (other,) = children(before.pid)

@@ -1,15 +1,18 @@
 """Stages of layers compute the bits of the whole model; what cannot be staged says why."""
 
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from phloem.protocol.errors import InvalidParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.models import load_model
-from phloem.runtime.parallel.mesh import Mesh
+from phloem.runtime.parallel.mesh import Mesh, mean_layer_weights, stages_of
 from phloem.runtime.parallel.pipeline import PipelineStage
 from phloem.runtime.parallel.split import RankSplit
+from phloem.runtime.weights import open_weights
 from phloem.tests.runtime.models.families import FAMILIES, make_family
 from phloem.tests.runtime.models.lora import make_adapter
 from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model
@@ -107,6 +110,40 @@ def test_micro_steps_are_as_many_as_take_the_least_turns(num_stages: int, num_to
 def test_a_mesh_that_no_machine_has_is_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(InvalidParams, match=message):
         Mesh.of(EngineConfig(model="m", **options))
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "vocab_size", "stages", "expected"),
+    [
+        (5, 259, 2, [3, 2]),
+        (8, 259, 4, [2, 2, 2, 2]),
+        (9, 259, 4, [2, 3, 2, 2]),  # 259 tokens take as much as 0.45 layers
+        (8, 1200, 4, [1, 3, 3, 1]),  # 2.1 layers
+        (8, 1200, 2, [4, 4]),
+        (4, 99_000, 4, [1, 1, 1, 1]),
+        (8, 99_000, 1, [8]),
+    ],
+)
+def test_an_embedding_or_head_that_is_large_takes_the_place_of_layers(
+    num_layers: int, vocab_size: int, stages: int, expected: list[int], tmp_path: Path
+) -> None:
+    config = open_weights(make_tiny_model(tmp_path / "model", seed=1)).config
+    found = stages_of(msgspec.structs.replace(config, num_layers=num_layers, vocab_size=vocab_size), stages)
+    assert [len(run) for run in found] == expected
+    assert [layer for run in found for layer in run] == list(range(num_layers))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_s_weights_are_counted_from_the_config(family: str, tmp_path: Path) -> None:
+    """Without biases and norms, which are small in models that are not tiny."""
+    path = make_family(tmp_path / family, FAMILIES[family])
+    file = open_weights(path)
+    sizes = [
+        file.tensor(name).numel()
+        for name in file.names()
+        if re.search(r"\.\d+\.", name) and len(file.tensor(name).shape) > 1
+    ]
+    assert mean_layer_weights(file.config) == pytest.approx(sum(sizes) / file.config.num_layers, rel=0.05)
 
 
 def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
