@@ -629,7 +629,7 @@ def _quantize(args: argparse.Namespace) -> int:
             source,
             args.out,
             args.scheme,
-            folder_format=args.format,
+            folder_format=args.format or "",
             calibration=calibration or "\n".join(QUESTIONS),
             say=progress,
         )
@@ -1049,7 +1049,6 @@ def _add_quantize(commands: Any) -> None:
     quantize.add_argument(
         "--format",
         choices=("compressed-tensors", "awq", "mlx"),
-        default="",
         help="of a folder. compressed-tensors: read by vLLM and transformers (default of int8 and fp8); awq: by these "
         "too (default of int4-awq); mlx: by mlx-lm, keeps the most of 4-bit weights (default of int4-g32)",
     )

@@ -452,7 +452,7 @@ def _needed(action):
     """The arguments without which a command cannot be parsed."""
     if not action.option_strings:
         return [next(iter(action.choices)) if action.choices else "x"] if action.nargs not in ("?", "*") else []
-    return [action.option_strings[0], "x"] if action.required else []
+    return [action.option_strings[0], next(iter(action.choices or ["x"]))] if action.required else []
 
 
 def test_reading_the_command_line_loads_no_heavy_library() -> None:

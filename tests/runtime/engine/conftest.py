@@ -5,9 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from phloem.kernels.backend import CPU, using
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
+from phloem.tests.runtime.executor.stand_in import traced
+
+
+@pytest.fixture
+def kernels_as_one_call() -> Iterator[None]:
+    """A stand-in for a GPU records a kernel as one call, whatever memory the CPU's takes inside for its rows."""
+    with using(traced(CPU)):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from phloem.tests.runtime.engine.driver import Driver, Outcome, with_more
 from phloem.tests.runtime.engine.test_overlap import engine_of
 from phloem.tests.runtime.executor.stand_in import StandIn
 
+pytestmark = pytest.mark.usefixtures("kernels_as_one_call")
+
 PROMPT = "once upon a time there was a root"
 SCHEMA = '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 5}}, "required": ["name"]}'
 PLAIN = SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True)

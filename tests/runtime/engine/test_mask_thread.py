@@ -17,6 +17,8 @@ from phloem.tests.runtime.engine.driver import CLIENT, GREEDY, Driver
 from phloem.tests.runtime.engine.test_overlap import WORDS, engine_of, shown
 from phloem.tests.runtime.executor.stand_in import StandIn
 
+pytestmark = pytest.mark.usefixtures("kernels_as_one_call")
+
 PERSON = {
     "type": "object",
     "properties": {

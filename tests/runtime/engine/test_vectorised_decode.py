@@ -14,6 +14,8 @@ from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.engine.test_overlap import GREEDY, engine_of, mixed, replace_max, shown
 from phloem.tests.runtime.executor.stand_in import StandIn
 
+pytestmark = pytest.mark.usefixtures("kernels_as_one_call")
+
 GRAMMARS = [
     GrammarSpec("regex", "[a-z ]{20,40}"),
     GrammarSpec("json_schema", '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}'),
