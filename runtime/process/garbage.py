@@ -27,7 +27,8 @@ class Garbage:
         gc.enable()
 
     def after_step(self, *, is_idle: bool) -> None:
-        if gc.get_count()[2] < PASSES:
+        passes = gc.get_count()[2]
+        if passes < PASSES:
             return
         if not self._num_lasting:
             self._num_lasting = self._most_frozen = gc.get_freeze_count()
@@ -41,7 +42,8 @@ class Garbage:
             self._num_lasting = self._most_frozen = gc.get_freeze_count()
         else:
             gc.collect()
-            self._most_frozen += len(gc.get_objects())
+            # Not len(gc.get_objects()): that list has tuples which another thread is still filling, and breaks them.
+            self._most_frozen += (passes + 1) * self._thresholds[0] * self._thresholds[1]
             gc.freeze()
 
     def close(self) -> None:
