@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from phloem import kernels
-from phloem.runtime.config import EngineConfig
+from phloem.runtime.config import EngineConfig, Precision
 from phloem.runtime.models import load_model
 from phloem.runtime.planning.host import write_small_model
 from phloem.runtime.weights.resolve import resolve_model
@@ -26,17 +26,17 @@ from phloem.runtime.weights.resolve import resolve_model
 from . import print_header
 
 
-def measure(path: Path, *, precision: str, has_copy: bool) -> dict[str, float]:
+def measure(path: Path, *, precision: Precision, has_copy: bool) -> dict[str, float]:
     """Of one load, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / "small.gguf"
         write_small_model(small)
         kernels.warm_up()
-        load_model(small, EngineConfig(model=str(small), precision=precision, repack_cache=False))  # type: ignore[arg-type]
+        load_model(small, EngineConfig(model=str(small), precision=precision, repack_cache=False))
     before = _status()
     later: list[Any] = []
     times = time.perf_counter(), time.process_time()
-    config = EngineConfig(model=str(path), precision=precision, repack_cache=has_copy)  # type: ignore[arg-type]
+    config = EngineConfig(model=str(path), precision=precision, repack_cache=has_copy)
     model = load_model(path, config, later=later.append)  # held until memory was looked at
     wall_s, cpu_s = time.perf_counter() - times[0], time.process_time() - times[1]
     after = _status()

@@ -84,16 +84,16 @@ def begin_compiling(modules: tuple[ModuleType, ...], *, cpu_isa: CpuIsa, num_thr
 
 def _worker(cpu_isa: CpuIsa) -> "subprocess.Popen[str]":
     path = [os.path.abspath(entry) for entry in sys.path]
-    code = f"import sys; sys.path[:] = {path!r}; from {__name__} import run; run()"
+    code = f"import sys; sys.path[:] = {path!r}; from {__name__} import run; run({cpu_isa!r})"
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", code, cpu_isa], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-P", "-c", code], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
     )
 
 
-def run() -> None:
+def run(cpu_isa: CpuIsa) -> None:
     """The main function of the processes."""
-    choose(sys.argv[1])  # type: ignore[arg-type]
+    choose(cpu_isa)
     for line in sys.stdin:
         module, _, name = line.strip().rpartition(".")
         getattr(importlib.import_module(module), name).compile()
