@@ -23,7 +23,7 @@ from .workload import Workload
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "workloads.md", DOCS / "images"
-MODEL = "smollm2"
+MODEL, LARGER = "smollm2", "qwen2.5-coder-1.5b"
 _MADE = re.compile(r"(<!-- made: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -31,6 +31,8 @@ def render(text: str, models: dict[str, Any]) -> str:
     """``text`` with every made part made again. Raises KeyError for a mark of an unknown part."""
     entry = models.get(MODEL, {})
     found, without = from_json(entry.get("workloads", {})), from_json(entry.get("ablations", {}))
+    larger = models.get(LARGER, {})
+    found_larger = from_json(larger.get("workloads", {}))
     parts: dict[str, Callable[[], str]] = {
         "throughput": lambda: throughput_table(found),
         "latency": lambda: latency_table(found),
@@ -45,6 +47,10 @@ def render(text: str, models: dict[str, Any]) -> str:
         "bars": lambda: "\n".join(f"- {judged(found, bar)}" for bar in BARS) + "\n",
         "work": lambda: work_table(found),
         "answers": lambda: answers(entry),
+        "larger": lambda: larger_table(found_larger),
+        "larger-bars": lambda: "\n".join(f"- {judged(found_larger, bar)}" for bar in BARS) + "\n",
+        "larger-answers": lambda: answers(larger),
+        "larger-measured": lambda: measured(larger),
         "ablations": lambda: ablation_table(without),
         "measured": lambda: measured(entry),
         **{name: lambda one=one: listing(one) for name, one in WORKLOADS.items()},
@@ -89,6 +95,22 @@ def latency_table(found: Found) -> str:
     systems = shown_systems(found)
     rows = [[name, *(_latency(row.get(system)) for system in systems)] for name, row in found.items()]
     return markdown(["seconds of one program alone", *systems], rows)
+
+
+def larger_table(found: Found) -> str:
+    """Programs a second and the latency in one table."""
+    systems = shown_systems(found)
+    rows = [
+        [
+            name,
+            *(
+                "-" if (one := row.get(system)) is None else f"{_throughput(one)} ({_latency(one)} s)"
+                for system in systems
+            ),
+        ]
+        for name, row in found.items()
+    ]
+    return markdown(["programs a second (latency alone)", *systems], rows)
 
 
 def work_table(found: Found) -> str:
