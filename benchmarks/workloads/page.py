@@ -17,8 +17,8 @@ from ..chart import DARK, LIGHT, bar_chart
 from . import ablations
 from .catalogue import WORKLOADS
 from .held import held_figures
-from .measure import BARS, Figures, Found, from_json, judged
-from .systems import PROGRAM, SYSTEMS
+from .measure import BARS, Figures, Found, from_json, judged, ratios
+from .systems import HTTP, PROGRAM, SYSTEMS
 from .workload import Workload
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -46,6 +46,7 @@ def render(text: str, models: dict[str, Any]) -> str:
         ),
         "bars": lambda: "\n".join(f"- {judged(found, bar)}" for bar in BARS) + "\n",
         "work": lambda: work_table(found),
+        "requests": lambda: request_table(found),
         "answers": lambda: answers(entry),
         "larger": lambda: larger_table(found_larger),
         "larger-bars": lambda: "\n".join(f"- {judged(found_larger, bar)}" for bar in BARS) + "\n",
@@ -122,6 +123,18 @@ def work_table(found: Found) -> str:
             rate = (prompt + ours.output_tokens) / ours.wall_s[-1]
             rows.append([name, f"{prompt:,}", f"{ours.output_tokens:,}", f"{rate:,.0f}"])
     return markdown(["computed by programs", "prompt tokens", "output tokens", "tokens a second"], rows)
+
+
+def request_table(found: Found) -> str:
+    """How much longer one program alone takes the plain way, for each of its requests; the least gain first."""
+    rows = []
+    for name, ratio in sorted(ratios(found, HTTP, by_latency=True).items(), key=lambda item: item[1]):
+        ours, plain = found[name][PROGRAM], found[name][HTTP]
+        num = plain.requests / plain.programs
+        lost_ms = (plain.latency - ours.latency) * 1e3
+        computed = (ours.prompt_tokens - ours.cached_tokens + ours.output_tokens) / ours.programs
+        rows.append([name, f"{ratio:.2f}", f"{num:.0f}", f"{lost_ms / num:.1f} ms", f"{computed:,.0f}"])
+    return markdown(["one program alone", "plain / program", "requests", "lost for each", "tokens computed"], rows)
 
 
 def _throughput(figures: Figures | None) -> str:
