@@ -29,13 +29,18 @@ KINDS_OF_TYPE: dict[str, tuple[Kind, ...]] = {
 }
 TYPES = tuple(KINDS_OF_TYPE)
 # If a schema has only SURE_KEYWORDS, a value of a type exists where none of the type's obstacles is present.
-OBSTACLES: dict[str, tuple[str, ...]] = {
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": ("multipleOf", *BOUNDS),
-    "integer": ("multipleOf", *BOUNDS),
-    "array": ("minItems", "contains"),
-    "object": ("required", "minProperties"),
+OBSTACLES: dict[str, frozenset[str]] = {
+    "null": frozenset(),
+    "boolean": frozenset(),
+    "string": frozenset(("minLength", "maxLength", "pattern", "format")),
+    "number": frozenset(("multipleOf", *BOUNDS)),
+    "integer": frozenset(("multipleOf", *BOUNDS)),
+    "array": frozenset(("minItems", "contains")),
+    "object": frozenset(("required", "minProperties")),
 }
+BESIDE_REQUIRED = frozenset((  # what may forbid a required property
+    "minProperties", "maxProperties", "patternProperties", "propertyNames", "dependentRequired",
+))  # fmt: skip
 SURE_KEYWORDS = ANNOTATIONS | {key for keys in OBSTACLES.values() for key in keys} | {
     "type", "items", "prefixItems", "additionalItems", "maxItems", "uniqueItems", "properties", "patternProperties",
     "additionalProperties", "propertyNames", "maxProperties", "dependentRequired", "$defs", "definitions",
@@ -78,6 +83,28 @@ def _expect(is_right: bool, key: str, what: str, value: Json, where: str) -> Non
     if not is_right:
         shown = json.dumps(value, default=str)
         raise GrammarError(f"{key} must be {what}, not {shown[:40]}{'...' * (len(shown) > 40)}", where=where)
+
+
+def is_surely_satisfiable(schema: Json) -> bool:
+    """Whether the keywords of the schema, and of the schemas of its required properties, show that a value exists."""
+    if isinstance(schema, bool):
+        return schema
+    if not SURE_KEYWORDS.issuperset(schema):
+        return False
+    types = schema.get("type", "null")
+    if isinstance(types, list):
+        return any(OBSTACLES[kind].isdisjoint(schema) for kind in types) or (
+            "object" in types and _has_required(schema)
+        )
+    return OBSTACLES[types].isdisjoint(schema) or (types == "object" and _has_required(schema))
+
+
+def _has_required(schema: Json) -> bool:
+    """Whether the schemas of the required properties show that an object can have them all."""
+    if not BESIDE_REQUIRED.isdisjoint(schema):
+        return False
+    properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    return all(is_surely_satisfiable(properties.get(name, others)) for name in schema["required"])
 
 
 def kinds_of(schema: Json) -> tuple[Kind, ...]:

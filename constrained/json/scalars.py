@@ -315,7 +315,7 @@ class Scalars:
 
     def _settle(self, exprs: tuple[int, ...], spelling: Spelling, state: int) -> None:
         """Name the states that allow the same tokens as the state of a string. Most states are passed within a token
-        and need none."""
+        and need none, and of their rows the entry of one byte."""
         machine = self.machine
         machine.set_short_twin(state, lambda: self._short_twin(exprs, spelling))
         near, owed = _near(self._reach, exprs, spelling)
@@ -323,8 +323,6 @@ class Scalars:
             machine.set_twin(state, lambda: self._string(near, spelling), owed=owed)
         elif self._reach.has_large_counts(exprs):
             machine.set_stand_ins(state, lambda: self._stand_ins(exprs, spelling))
-        else:
-            return
         machine.set_single(state, lambda byte: self._code_of(exprs, spelling, byte))
 
     def _short_twin(self, exprs: tuple[int, ...], spelling: Spelling) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from .documents import Document, Json, Place
 from .formats import format_language
 from .formulas import FALSE, TRUE, Formulas
 from .inner_values import KINDS, Kind
-from .keywords import ANNOTATIONS, OBSTACLES, SURE_KEYWORDS, kinds_of
+from .keywords import ANNOTATIONS, is_surely_satisfiable, kinds_of
 
 BESIDE_REFERENCES = ANNOTATIONS | {"$ref", "$defs", "definitions"}
 NOT_ASKING = ANNOTATIONS | {"$id", "id"}
@@ -72,14 +72,7 @@ class SchemaNodes:
 
     def is_surely_satisfiable(self, node: int) -> bool:
         """Whether the schema's keywords alone show that some value satisfies it."""
-        schema = self.nodes[node][2].schema
-        if not SURE_KEYWORDS.issuperset(schema):
-            return False
-        types = schema.get("type", "null")
-        return any(
-            kind in ("null", "boolean") or not any(key in schema for key in OBSTACLES[kind])
-            for kind in (types if isinstance(types, list) else [types])
-        )
+        return is_surely_satisfiable(self.nodes[node][2].schema)
 
     def target(self, document: Document, place: Place, key: str) -> Place:
         """Where the reference under ``key`` leads."""

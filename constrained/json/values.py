@@ -318,6 +318,8 @@ class Values:
 
     def layout_of(self, must: int, around: Layout) -> Layout:
         """``around``, or the plain layout if no value that satisfies the formula has a bracket."""
+        if around is self.layouts.plain:
+            return around
         kinds = self._kinds(must)
         has_brackets = any(kind in kinds and self.expand(must, kind) != FALSE for kind in COMPOUND_KINDS)
         return around if has_brackets else self.layouts.plain

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ..vocabulary import Vocabulary
-from .agreement import Agreement, Known, agreement_with, key_of
+from .agreement import SPACES, Agreement, Known, agreement_with, key_of
 from .recent import Recent
 
 
@@ -97,8 +97,9 @@ class ItemTexts:
     def __init__(self) -> None:
         self._readings: list[Levels] = [()]
         self._ids: dict[Levels, int] = {(): 0}
-        self._parts: list[tuple[int, bytes]] = [(0, b"")]  # (text before, bytes added)
-        self._texts: dict[tuple[int, bytes], int] = {}
+        self._ways: list[int] = [0]  # by text: the text before its last byte, times 256, plus that byte
+        self._texts: dict[int, int] = {}  # the same, the other way round
+        self._firsts = [0]  # by text: its first byte that is no white space, 0 if there is none
         self._agreements: Recent[tuple[int, Seen], tuple[Agreement | None]] = Recent(10_000)
         self.empty = Seen()
 
@@ -119,20 +120,27 @@ class ItemTexts:
 
     def extended(self, text: int, part: bytes) -> int:
         """The number of a text followed by ``part``."""
-        if not part:
-            return text
-        found = self._texts.get((text, part))
-        if found is None:
-            found = self._texts[text, part] = len(self._parts)
-            self._parts.append((text, part))
-        return found
+        for byte in part:
+            way = text << 8 | byte
+            found = self._texts.get(way)
+            if found is None:
+                found = self._texts[way] = len(self._ways)
+                self._ways.append(way)
+                self._firsts.append(self._firsts[text] or (0 if byte in SPACES else byte))
+            text = found
+        return text
 
     def text(self, number: int) -> bytes:
-        parts = []
+        found = bytearray()
         while number:
-            number, part = self._parts[number]
-            parts.append(part)
-        return b"".join(reversed(parts))
+            found.append(self._ways[number] & 0xFF)
+            number = self._ways[number] >> 8
+        found.reverse()
+        return bytes(found)
+
+    def first_byte(self, number: int) -> int:
+        """The first byte of a text that is no white space; 0 if there is none."""
+        return self._firsts[number]
 
     def agreement(self, level: Level) -> Agreement | None:
         """With which of its array's items the item under way agrees; None if with none."""
@@ -145,11 +153,10 @@ class ItemTexts:
                 self._agreements.put((0, seen), found)
                 break
             way.append(text)
-            text = self._parts[text][0]
+            text = self._ways[text] >> 8
         agreement = found[0]
         for text in reversed(way):
-            for byte in self._parts[text][1]:
-                agreement = agreement.step(byte) if agreement is not None else None
+            agreement = agreement.step(self._ways[text] & 0xFF) if agreement is not None else None
             self._agreements.put((text, seen), (agreement,))
         return agreement
 

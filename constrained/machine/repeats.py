@@ -17,6 +17,7 @@ from .machine import MASK_WORK, Machine
 from .recent import Recent
 
 STEP_FUEL = 10  # of one byte tried on the way to another value
+QUOTE = 0x22
 
 
 class Repeats:
@@ -61,23 +62,23 @@ class Repeats:
         machine, crossing = self.machine, self._crossing
         assert crossing is not None
         level = levels[-1]
-        text = machine.items.text(level.text).lstrip() if is_inside else b""
+        first = machine.items.first_byte(level.text) if is_inside else 0
         if is_inside:
             while machine.stack_parents[stack] != level.base:
                 stack = machine.stack_parents[stack]
             has_others = machine.item_readers[machine.stack_frames[stack]].has_others(level.seen.count + 1)
         else:
             has_others = machine.item_readers[level.frame].has_others_after(state, level.seen.count)
-        if text[:1] == b'"':
+        if first == QUOTE:
             found = crossing.into_next_after_quote if has_others else crossing.commas_after_quote
-        elif text and machine.inside_string[state]:
+        elif first and machine.inside_string[state]:
             found = crossing.commas_after_both
-        elif text[:1] in (b"[", b"{"):
+        elif first in b"[{":
             found = crossing.into_next_after_bracket if has_others else crossing.commas_after_bracket
         else:
             found = crossing.into_next if has_others else crossing.commas
         out = list(found)
-        if text[:1] != b'"':
+        if first != QUOTE:
             out += self._opening(state)
         if len(levels) > 1:
             out += crossing.commas_after_bracket
@@ -210,7 +211,12 @@ class Repeats:
             return False
         found = self._dead.get(config)
         if found is None:
-            found = self._way_apart(config, shortest=False) is None
+            met: list[tuple[int, bytes]] = []
+            way = self._way_apart(config, met=met)
+            found = way is None
+            for passed, before in met:  # on the way to another value there are no dead ends
+                if way is not None and way.startswith(before):
+                    self._dead.put(passed, False)
             self._dead.put(config, found)
         return found
 
@@ -219,22 +225,31 @@ class Repeats:
         if not self._agreements(config):
             return b""
         with self.machine.fuel.at_most(MASK_WORK):
-            return self._way_apart(config, shortest=True) or b""
+            return self._way_apart(config) or b""
 
-    def _way_apart(self, start: int, *, shortest: bool) -> bytes | None:
-        """Bytes that lead to another value, the fewest if ``shortest``; b"" inside a string that may go on."""
+    def _way_apart(self, start: int, *, met: list[tuple[int, bytes]] | None = None) -> bytes | None:
+        """The fewest bytes that lead to another value.
+
+        With ``met`` not the fewest: it gets the configurations looked at, each with the bytes to it, and the bytes may
+        lead just into a string that may go on, or to a configuration that is known to have a way.
+        """
         machine = self.machine
-        todo, met = deque([(start, b"")]), set()
+        todo, seen = deque([(start, b"")]), set()
         while todo:
-            config, way = todo.popleft() if shortest else todo.pop()
+            config, way = todo.popleft() if met is None else todo.pop()
             agreements = self._agreements(config)
-            if not shortest and agreements[-1].is_in_string and self._looping_bytes(config):
-                return way
+            if met is not None:
+                is_dead = self._dead.get(config)
+                if is_dead:
+                    continue
+                met.append((config, way))
+                if is_dead is False or (agreements[-1].is_in_string and self._looping_bytes(config)):
+                    return way
             state, aux, stack, _ = machine.place(config)
             key = (state, aux, stack, tuple(a.key for a in agreements))
-            if key in met:
+            if key in seen:
                 continue
-            met.add(key)
+            seen.add(key)
             for byte in self._bytes_of(state, agreements):
                 machine.fuel.spend(STEP_FUEL)
                 after = machine.read_on(config, bytes([byte]))

@@ -28,4 +28,5 @@ def test_the_agreement_of_a_text_is_that_of_its_parts_in_any_split() -> None:
     split = texts.extended(texts.extended(0, b' "'), b"ab")
     found = [texts.agreement(Level(1, 2, seen, text)) for text in (whole, split, texts.extended(split, b"x"))]
     assert found[0] == found[1] and found[0] is not None and len(found[0].live) == 2 and found[2] is None
+    assert split == whole and texts.first_byte(whole) == ord('"') and texts.first_byte(texts.extended(0, b" ")) == 0
     assert texts.text(split) == b' "ab' and texts.agreement(Level(1, 2, texts.empty, whole)) is None
