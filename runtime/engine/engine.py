@@ -387,9 +387,9 @@ class EngineCore:
         return Answer(change.id, self.adapters.listed())
 
     def _put_adapter(self, index: int, name: str, path: str) -> None:
-        from ..models.adapters import with_adapter_at
+        from ..models.adapters import put_adapter
 
-        self.model = self.executor.model = with_adapter_at(self.model, index, name, path)
+        put_adapter(self.model, index, name, path)
 
     def _answer(self, query: Query) -> Answer:
         self.loop.vectorised.synchronise_all()
