@@ -140,7 +140,7 @@ def _serve_node(args: argparse.Namespace) -> int:
 
 
 def _serve_with(args: argparse.Namespace, first: Any) -> int:
-    if args.node_rank:
+    if args.node_rank and args.on != "ray":
         return _serve_node(args)
     named = _served_models(args)
     from .runtime.server.logs import set_up_logs
