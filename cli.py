@@ -113,7 +113,7 @@ def _serve(args: argparse.Namespace) -> int:
 @contextmanager
 def _first_interpreter(args: argparse.Namespace) -> Iterator[Any]:
     """The process of the one model's first engine, which loads libraries while this one does; None where it cannot."""
-    if args.on == "ray" or args.cpu_isa != "auto" or args.model is None or args.models:
+    if args.on == "ray" or args.node_rank or args.cpu_isa != "auto" or args.model is None or args.models:
         yield None
         return
     from .runtime.process.python_process import LIBRARIES, PythonProcess
@@ -125,7 +125,23 @@ def _first_interpreter(args: argparse.Namespace) -> Iterator[Any]:
         first.discard()
 
 
+def _serve_node(args: argparse.Namespace) -> int:
+    """The ranks of a machine that has no server."""
+    from .runtime.parallel.gang import refuse_combinations
+    from .runtime.parallel.node import run_node
+
+    config = _resolved_config(args)
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    refuse_combinations(config)
+    print(f"phloem runs machine {config.node_rank} of {config.nnodes} for {config.dist_init_addr} (Ctrl-C ends it)")
+    sys.stdout.flush()
+    run_node(config)
+    return _OK
+
+
 def _serve_with(args: argparse.Namespace, first: Any) -> int:
+    if args.node_rank and args.on != "ray":
+        return _serve_node(args)
     named = _served_models(args)
     from .runtime.server.logs import set_up_logs
 

@@ -208,6 +208,9 @@ def share(config: EngineConfig, replicas: int) -> list[EngineConfig]:
         raise InvalidParams(f"replicas={replicas}: it must be 1 to {MAX_REPLICAS}", where="replicas")
     if replicas == 1:
         return [config]
+    if config.dist_init_addr:
+        text = f"dist_init_addr={config.dist_init_addr!r}: {replicas} replicas cannot meet at one address"
+        raise InvalidParams(f"{text}; start one server for each, with an address of its own", where="dist_init_addr")
     if config.cache_events_url:
         text = f"cache_events_url={config.cache_events_url!r}: {replicas} replicas cannot publish at one address"
         raise InvalidParams(f"{text}; leave it out", where="cache_events_url")

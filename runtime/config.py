@@ -46,7 +46,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     ``tensor_parallel`` processes that each have some of a mixture's experts. ``expert_copies``: so many experts
     of other parts, those that are chosen most, lie in each process too. ``sequence_parallel``: copies of these
     processes that each keep some slots of every sequence; ``num_slots`` counts those of all. ``num_threads`` is that of
-    each process.
+    each process. ``nnodes``: machines that have equal parts of these processes; this is number ``node_rank``, and
+    ``dist_init_addr`` is host:port of number 0.
     """
 
     model: str
@@ -93,6 +94,9 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     expert_parallel: int = 1
     expert_copies: int = 0
     sequence_parallel: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    dist_init_addr: str = ""
     rank_timeout_s: float = 30.0
     client_timeout_s: float = 30.0
     log_level: str = "warning"

@@ -12,6 +12,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.schema import LoggingConfig
 
 from ...runtime.config import EngineConfig
+from .gang import bundle_of
 from .options import DRAIN_S
 from .replica import EngineReplica
 from .router import ProgramRouter
@@ -40,10 +41,13 @@ def bound_engines(
     number: dict[str, Any] = {"num_replicas": replicas}
     if scaling is not None:
         number = {"autoscaling_config": _autoscaling(scaling, replicas)}
+    bundle, gang = bundle_of(config), dict[str, Any]()
+    if config.nnodes > 1:
+        gang = {"placement_group_bundles": [bundle] * config.nnodes, "placement_group_strategy": "PACK"}
     deployment = serve.deployment(
         EngineReplica,
         name=ENGINES,
-        ray_actor_options={"num_gpus": 1} if config.device == "cuda" else {"num_cpus": max(config.num_threads, 1)},
+        ray_actor_options={"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)},
         health_check_period_s=HEALTH_S,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=drain_s,
@@ -52,6 +56,7 @@ def bound_engines(
         logging_config=LoggingConfig(enable_access_log=False),  # a line for each program
         request_router_config=RequestRouterConfig(request_router_class=ProgramRouter),
         **number,
+        **gang,
     )
     return deployment.bind(
         msgspec.json.encode(config),

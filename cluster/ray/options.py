@@ -53,8 +53,16 @@ class AppOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def config_of_one(config: EngineConfig, replicas: int) -> EngineConfig:
     """The configuration of each of ``replicas`` engines. Ray hands out GPUs: every engine sees its own as the first.
 
-    Raises what ``share`` raises.
+    Raises what ``share`` raises, and InvalidParams for what each replica finds itself.
     """
+    for name in ("node_rank", "dist_init_addr"):
+        if value := getattr(config, name):
+            raise InvalidParams(
+                f"{name}={value!r}: on Ray each replica finds its machines; set nnodes alone", where=name
+            )
+    if config.nnodes < 1 or config.num_ranks % config.nnodes:
+        text = f"nnodes={config.nnodes}: it must divide the {config.num_ranks} ranks of the model"
+        raise InvalidParams(text, where="nnodes")
     return msgspec.structs.replace(share(config, replicas)[0], device=config.device)
 
 

@@ -17,6 +17,7 @@ from ...protocol.errors import PhloemError
 from ...runtime.config import EngineConfig
 from ...runtime.process import EngineProcess
 from .calls import Hold, Holds
+from .gang import start_bundles, with_address
 from .places import EnginePlace
 from .scaling import LoadReport
 
@@ -34,12 +35,22 @@ class EngineReplica:
         public, secret = new_key_pair()
         started_s = time.monotonic()
         engine = msgspec.json.decode(config, type=EngineConfig)
-        self._process = EngineProcess(
-            engine,
-            url=f"tcp://{_bracketed(ray.util.get_node_ip_address())}:*",
-            keys=ServerKeys(secret, frozenset((client_key, own_public))),
-            start_timeout_s=start_timeout_s,
-        )
+        host = ray.util.get_node_ip_address()
+        if engine.nnodes > 1:
+            engine = with_address(engine, host)
+        bundles = start_bundles(engine)
+        try:
+            self._process = EngineProcess(
+                engine,
+                url=f"tcp://{_bracketed(host)}:*",
+                keys=ServerKeys(secret, frozenset((client_key, own_public))),
+                start_timeout_s=start_timeout_s,
+            )
+        except BaseException:
+            for actor in bundles:
+                ray.kill(actor)
+            raise
+        self._bundles = bundles  # they end with their handles
         try:
             self._client = self._process.connect(keys=ClientKeys(own_secret, public), engine_timeout_s=step_timeout_s)
             name = serve.get_replica_context().replica_id.unique_id

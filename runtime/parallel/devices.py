@@ -11,15 +11,16 @@ import torch.distributed as dist
 from ...protocol.errors import InvalidParams, Unsupported
 from ..config import EngineConfig
 from .mesh import Mesh
+from .nodes import place_on_node
 
 CHOOSE = "choose the GPUs with CUDA_VISIBLE_DEVICES"
 
 
 def on_device(config: EngineConfig, rank: int) -> EngineConfig:
-    """``config`` with the device of one of its ranks: GPU number ``rank`` where ``device`` is cuda."""
+    """``config`` with the device of one of its ranks: a GPU of its machine where ``device`` is cuda."""
     if config.num_ranks == 1 or config.device != "cuda":
         return config
-    return msgspec.structs.replace(config, device=f"cuda:{rank}")
+    return msgspec.structs.replace(config, device=f"cuda:{place_on_node(config, rank)}")
 
 
 def refuse_devices(config: EngineConfig) -> None:
@@ -27,9 +28,10 @@ def refuse_devices(config: EngineConfig) -> None:
     mesh = Mesh.of(config)
     if mesh.size == 1 or not config.device.startswith("cuda"):
         return
+    here = mesh.size // config.nnodes
     if config.device != "cuda":
         raise InvalidParams(
-            f"device={config.device!r} with {mesh}: each rank has a GPU of its own, cuda:0 to cuda:{mesh.size - 1}; "
+            f"device={config.device!r} with {mesh}: each rank has a GPU of its own, cuda:0 to cuda:{here - 1}; "
             f"set device='cuda', and {CHOOSE}",
             where="device",
         )
@@ -39,9 +41,9 @@ def refuse_devices(config: EngineConfig) -> None:
             where="expert_copies",
         )
     count = torch.cuda.device_count()
-    if count < mesh.size:
+    if count < here:
         raise InvalidParams(
-            f"{mesh} is {mesh.size} ranks, each with a GPU of its own, but torch finds {count} CUDA devices here; "
+            f"{mesh} is {here} ranks, each with a GPU of its own, but torch finds {count} CUDA devices here; "
             f"lower it, or set device='cpu'",
             where=mesh.where,
         )

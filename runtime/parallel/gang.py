@@ -17,10 +17,12 @@ import sys
 import tempfile
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Protocol
 
 import msgspec
+import torch.distributed as dist
 
 from ...protocol.errors import EngineLost, ErrorInfo, InvalidParams, PhloemError, Unsupported, from_info
 from ..config import EngineConfig
@@ -28,14 +30,15 @@ from ..models import Model
 from ..models.loading import device_named
 from .child import module_program
 from .devices import on_device, refuse_devices
-from .group import Group, connect
+from .group import Group, connect, joined
 from .leader import Leader
 from .mesh import Mesh
+from .nodes import START_TIMEOUT_S, listening_store, own_host, ranks_of_node, refuse_nodes
 from .rank import Shape, WeightBytes, copies_of
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 600.0
+CONFIG_KEY, SHAPE_KEY = "config", "shape"  # of the store
 LOG_TAIL_BYTES = 2000
 LAST_STEP_S = 5.0  # that a rank has for ending after the last order
 RANK_MODULE = "phloem.runtime.parallel.rank_main"
@@ -83,6 +86,7 @@ def refuse_combinations(config: EngineConfig) -> None:
             f"expert_copies={config.expert_copies}: it must be 0, or above 0 with expert_parallel of 2 or more",
             where="expert_copies",
         )
+    refuse_nodes(config)
     refuse_devices(config)
     if mesh.size == 1:
         return
@@ -102,22 +106,33 @@ def refuse_combinations(config: EngineConfig) -> None:
 
 
 class LocalGang:
-    """Ranks 1 to N - 1 as processes of this machine; the constructor starts them and connects ``group``.
+    """Ranks 1 to N - 1 as processes of this machine; the constructor starts them and connects ``group``. With other
+    machines it starts the ranks of this one, and waits for theirs.
 
     Every rank ends with this process, however that ends. Raises a rank's own error when it cannot load its share.
     """
 
     def __init__(self, config: EngineConfig) -> None:
+        if config.node_rank:
+            raise InvalidParams(
+                f"node_rank={config.node_rank}: the engine is on machine 0; `phloem serve` with this number runs the "
+                f"ranks of another machine",
+                where="node_rank",
+            )
         self._folder = Path(tempfile.mkdtemp(prefix="phloem-ranks-"))
         self._config, self._timeout_s = config, config.rank_timeout_s
         self._device = device_named(on_device(config, 0).device)
         self._is_closing = False
         self._leader: Leader | None = None
-        self._ranks: list[_RankProcess] = []
+        self._ranks: list[RankProcess] = []
+        self._store: dist.Store | None = None  # in which ranks of other machines say what theirs say on pipes
         self.weights: list[WeightBytes] = []  # of ranks 1 to N - 1
         try:
-            for rank in range(1, config.num_ranks):
-                self._ranks.append(_RankProcess(RankStart(config, rank, str(self._folder), os.getpid())))
+            if config.nnodes > 1:
+                self._store = listening_store(config)
+                self._store.set(CONFIG_KEY, msgspec.json.encode(config).decode())
+            for rank in ranks_of_node(config, 0)[1:]:
+                self._ranks.append(RankProcess(RankStart(config, rank, str(self._folder), os.getpid())))
             self.group = self._connected(config.num_ranks)
         except BaseException:
             self.close()
@@ -130,7 +145,7 @@ class LocalGang:
         def run() -> None:
             try:
                 # All ranks import torch first, which a busy machine takes long for.
-                found.append(connect(self._folder, rank=0, size=size, timeout_s=self._timeout_s, device=self._device))
+                found.append(self._connect(size))
             except BaseException as error:
                 found.append(error)
 
@@ -149,9 +164,19 @@ class LocalGang:
             raise EngineLost(str(group)) from group
         return group
 
+    def _connect(self, size: int) -> Group:
+        if self._store is None:
+            return connect(self._folder, rank=0, size=size, timeout_s=self._timeout_s, device=self._device)
+        host = own_host(self._config)
+        return joined(self._store, rank=0, size=size, timeout_s=self._timeout_s, device=self._device, host=host)
+
     def begin(self, model: Model, shape: Shape) -> Leader:
         end_s = time.monotonic() + START_TIMEOUT_S
         self.weights = [rank.loaded(end_s - time.monotonic()) for rank in self._ranks]
+        others = range(1 + len(self._ranks), self.group.size)  # of other machines
+        self.weights += [self._loaded_elsewhere(number, end_s - time.monotonic()) for number in others]
+        if self._store is not None:
+            self._store.set(SHAPE_KEY, msgspec.json.encode(shape).decode())
         copies = copies_of(model, self.group, self._config)
         self._leader = Leader(self.group, model, num_tokens=shape.num_tokens, beat_s=self._timeout_s / 4, copies=copies)
         for rank in self._ranks:
@@ -161,7 +186,16 @@ class LocalGang:
             shutil.rmtree(self._folder, ignore_errors=True)
         return self._leader
 
-    def _watch(self, rank: _RankProcess) -> None:
+    def _loaded_elsewhere(self, rank: int, timeout_s: float) -> WeightBytes:
+        """As ``RankProcess.loaded``."""
+        assert self._store is not None
+        try:
+            self._store.wait([loaded_key(rank)], timedelta(seconds=max(timeout_s, 0.001)))
+        except RuntimeError:
+            raise EngineLost(f"rank {rank} was not ready within {START_TIMEOUT_S:g} s") from None
+        return weights_of(msgspec.json.decode(self._store.get(loaded_key(rank)), type=RankLoaded))
+
+    def _watch(self, rank: RankProcess) -> None:
         rank.wait_for_end()
         if not self._is_closing and self._leader is not None:
             self._leader.note_lost(rank.death())
@@ -177,7 +211,19 @@ class LocalGang:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class _RankProcess:
+def weights_of(loaded: RankLoaded) -> WeightBytes:
+    """Raises the rank's error."""
+    if loaded.error is not None:
+        raise from_info(loaded.error)
+    return loaded.weights
+
+
+def loaded_key(rank: int) -> str:
+    """Where in the store a rank's ``RankLoaded`` lies."""
+    return f"loaded {rank}"
+
+
+class RankProcess:
     def __init__(self, start: RankStart) -> None:
         self.rank = start.rank
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -212,10 +258,7 @@ class _RankProcess:
             if not piece:
                 raise EngineLost(self.death())
             line += piece
-        loaded = msgspec.json.decode(line, type=RankLoaded)
-        if loaded.error is not None:
-            raise from_info(loaded.error)
-        return loaded.weights
+        return weights_of(msgspec.json.decode(line, type=RankLoaded))
 
     def wait_for_end(self) -> None:
         while os.read(self._ready, 4096):

@@ -255,13 +255,30 @@ def connect(
     """
     if size == 1:
         return Alone()
+    store = dist.FileStore(str(folder / "ranks"), size)
+    return joined(store, rank=rank, size=size, timeout_s=timeout_s, device=device, start_timeout_s=start_timeout_s)
+
+
+def joined(
+    store: dist.Store,
+    *,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    device: torch.device = CPU,
+    host: str = LOOPBACK,
+    start_timeout_s: float = 600.0,
+) -> Group:
+    """As ``connect``, of ranks that meet in a new ``store``. ``host``: this machine's address, to which sockets are
+    bound.
+    """
     try:
-        store = dist.FileStore(str(folder / "ranks"), size)
         store.set_timeout(timedelta(seconds=start_timeout_s))
         store.set(f"here {rank}", kind_of(device))  # before the group exists, whose own timeout is short
         store.wait([f"here {other}" for other in range(size)])
         refuse_mixed([store.get(f"here {other}").decode() for other in range(size)])
-        group = Distributed(links_of(store, device, rank=rank, size=size, timeout_s=timeout_s), rank=rank, size=size)
+        links = links_of(store, device, rank=rank, size=size, timeout_s=timeout_s, host=host)
+        group = Distributed(links, rank=rank, size=size)
         if device.type == "cuda":
             group.gather(torch.zeros(1, device=device))  # all ranks connect here, and parts of them need not
         return group
@@ -269,11 +286,13 @@ def connect(
         raise GangLost(f"rank {rank} of {size} could not reach the others: {error}") from error
 
 
-def links_of(store: dist.Store, device: torch.device, *, rank: int, size: int, timeout_s: float) -> dict[str, Link]:
+def links_of(
+    store: dist.Store, device: torch.device, *, rank: int, size: int, timeout_s: float, host: str = LOOPBACK
+) -> dict[str, Link]:
     """By the type of a tensor's device: gloo for the host's, and NCCL for those of a GPU where the rank has one."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=LOOPBACK)]
+    options._devices = [gloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s)
     options._threads = 1
     links: dict[str, Link] = {"cpu": GlooLink(gloo(store, rank, size, options))}

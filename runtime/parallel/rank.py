@@ -96,7 +96,7 @@ def weight_bytes(split: RankSplit) -> WeightBytes:
 
 
 def threads_of(config: EngineConfig) -> int:
-    """The threads of each rank: the config's number, or its part of the cores. 0: one per core."""
+    """The threads of each rank: the config's number, or its part of the machine's cores. 0: one per core."""
     if config.num_threads or config.num_ranks == 1:
         return config.num_threads
-    return max(1, processor.num_cores() // config.num_ranks)
+    return max(1, processor.num_cores() * config.nnodes // config.num_ranks)

@@ -19,8 +19,9 @@ from ..config import choose_cpu_isa
 from ..models.loading import device_named
 from .devices import on_device
 from .gang import RankLoaded, RankStart
-from .group import connect
+from .group import connect, joined
 from .lost import GANG_LOST, GangLost
+from .nodes import own_host, reached_store
 from .rank import Rank, Shape
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,12 @@ def main(ready_fd: int) -> int:
         choose_cpu_isa(config)
         device = device_named(on_device(config, start.rank).device)
         sizes = {"rank": start.rank, "size": config.num_ranks}
-        group = connect(Path(start.folder), **sizes, timeout_s=config.rank_timeout_s, device=device)
+        timeout_s = config.rank_timeout_s
+        if config.nnodes > 1:
+            store, host = reached_store(config), own_host(config)
+            group = joined(store, **sizes, timeout_s=timeout_s, device=device, host=host)
+        else:
+            group = connect(Path(start.folder), **sizes, timeout_s=timeout_s, device=device)
         rank = Rank(config, group)
         say(RankLoaded(rank.weight_bytes))
     except GangLost as error:

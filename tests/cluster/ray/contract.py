@@ -9,13 +9,14 @@ from ray.serve.context import ReplicaContext
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview, LoggingConfig, ServeStatus
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 PARAMETERS = {
     ray.init: "address num_cpus object_store_memory include_dashboard log_to_driver logging_level",
     serve.start: "proxy_location http_options",
     serve.deployment: "name num_replicas ray_actor_options health_check_period_s graceful_shutdown_wait_loop_s "
     "graceful_shutdown_timeout_s max_constructor_retry_count max_ongoing_requests logging_config "
-    "request_router_config autoscaling_config",
+    "request_router_config autoscaling_config placement_group_bundles placement_group_strategy",
     serve.ingress: "app",
     serve.get_deployment_handle: "deployment_name app_name _check_exists",
     serve.RunTarget: "target name route_prefix",
@@ -37,6 +38,10 @@ PARAMETERS = {
     RequestRouter.initialize_state: "kwargs",
     PendingRequest: "args",
     ray.util.get_node_ip_address: "",
+    ray.util.get_current_placement_group: "",
+    PlacementGroupSchedulingStrategy: "placement_group placement_group_bundle_index",
+    ray.remote: "",
+    ray.kill: "actor",
     ray.shutdown: "",
     ray.is_initialized: "",
 }

@@ -167,6 +167,34 @@ def test_the_application_answers_through_the_end_of_an_engine_a_replica_and_its_
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc, which only Linux has")
+def test_a_gang_in_two_bundles_answers_and_another_one_follows_a_lost_rank(tiny_model_path):
+    engine = {"num_threads": 1, "precision": "float32", "num_slots": 2048, "rank_timeout_s": 20.0}
+    with application(tiny_model_path, engine=engine) as app:
+        expected = app.answer(1)
+    with application(tiny_model_path, engine=engine | {"tensor_parallel": 2, "nnodes": 2}) as app:
+        assert app.answer(1) == expected
+        before, victim = fleet(app.url)["replicas"][0], rank_of_bundle()
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: not is_alive(before["pid"]))
+        assert app.answer(1) == expected
+        assert fleet(app.url)["replicas"][0]["name"] != before["name"]
+        last = rank_of_bundle()
+    wait_until(lambda: not is_alive(last))
+
+
+def rank_of_bundle() -> int:
+    """The process of the only rank that an actor of a bundle has started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(b"ray::RanksOfBundle"):
+                for tasks in (folder / "task").iterdir():
+                    found += map(int, (tasks / "children").read_text().split())
+    (rank,) = {pid for pid in found if b"rank_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return rank
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc, which only Linux has")
 def test_programs_at_a_front_that_is_killed_go_on_and_nobody_asks_again(tiny_model_path):
     batch = [{"seed": seed} for seed in range(8)]
     with (
