@@ -11,7 +11,8 @@ after a preemption count as computed.
 times of the program-aware run. ``alone``: Belady's rule for one call at a time with the whole pool, an upper bound for
 concurrent calls. ``infinite``: no eviction. The optimum knows the next question, which no real policy can predict for
 random calls. ``known``: a policy that knows the mean frequency of each prefix, from other draws of the same trace; in
-``http_chat`` one that knows by which law conversations pause and end.
+``http_chat`` one that knows by which law conversations pause and end; in ``chat`` and ``agents`` the best of the orders
+``ORDERS_OF_PAUSES``, of which one suits the law by which their pauses are drawn.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from phloem.cluster.traces import TimedCall, Trace, tokens_of
 from phloem.radix_cache import POLICIES, Policy, RadixCache
 from phloem.radix_cache.node import RadixNode
 from phloem.runtime.scheduler import Scheduler, SchedulerConfig, Sequence, TokenBuffer
+from phloem.runtime.scheduler.parked import Parked
 
 from . import RESULTS, print_header, save
 from .traces import LEAST_TURNS, MOST_TURNS, PAUSE_S, TRACES
@@ -273,6 +275,25 @@ class KnownTurns:
         return (used_s + PAUSE_S * math.log(share / (1 - share)),)
 
 
+class OrderedPauses(Parked):
+    """Parked sequences of one law of pauses: the one parked longest gives up its slots first, or the one parked last.
+
+    The first suits pauses whose end becomes less likely with time, the second those that become more likely to end,
+    as evenly drawn ones. Where pauses are memoryless each order is as good as the other.
+    """
+
+    def __init__(self, choose: Callable[..., Sequence]) -> None:
+        super().__init__()
+        self._choose = choose
+
+    def first_to_go(self, now_s: float) -> Sequence | None:
+        all_ = [seq for here in self.with_slots.values() for seq in here.values()]
+        return self._choose(all_, key=lambda seq: (seq.parked_s, seq.seq_id)) if all_ else None
+
+
+ORDERS_OF_PAUSES: tuple[Callable[..., Sequence], ...] = (min, max)
+
+
 def belady_hit_rate(trace: Trace, calls: list[TimedCall], num_slots: int) -> float:
     """The hit rate of Belady's rule when calls run one at a time, in the given order, each with the whole pool."""
     needs = Needs(trace, calls, [float(i) for i in range(len(calls))])
@@ -357,6 +378,14 @@ def compare(
         informed = Simulation(trace, REFERENCE, num_slots, policy=by_law(trace, others))
         informed.run()
         bounds["known"] = hit_rate(informed.arrived)
+    if name in ("chat", "agents"):
+        rates = []
+        for choose in ORDERS_OF_PAUSES:
+            informed = Simulation(trace, REFERENCE, num_slots)
+            informed.scheduler.parked = OrderedPauses(choose)
+            informed.run()
+            rates.append(hit_rate(informed.arrived))
+        bounds["known"] = max(rates)
     if name == "http_chat":
         known = KnownTurns(trace)
         informed = Simulation(trace, REFERENCE, num_slots, policy=known)

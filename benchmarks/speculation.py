@@ -15,6 +15,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,6 +27,8 @@ from ..runtime.engine import EngineCore
 from ..runtime.speculative import ModelDrafter, Speculation, StepCosts
 from . import RESULTS, header, save
 from .prose import DOCUMENT
+
+MAX_DRAFT = 31  # tokens of a draft, as of `--max-draft`
 
 CODE = '''def total_price(items, tax_rate):
     """The price of all items with tax."""
@@ -174,6 +177,49 @@ def measure(engine: EngineCore, workload: str, *, repeats: int, max_tokens: int)
     return figures
 
 
+def best_copying_s(prompt: Sequence[int], answer: Sequence[int], step_s: Callable[[int], float]) -> float:
+    """Seconds to decode ``answer`` if every draft that copies were known to be right: no lookup is faster.
+
+    A draft may follow any earlier occurrence of the last token, in the prompt or in the answer so far, and ends before
+    its first wrong token. ``step_s(n)``: seconds of a step of n tokens.
+    """
+    text, first = [*prompt, *answer], len(prompt)
+    places: dict[int, list[int]] = {}
+    longest = []
+    for at, token in enumerate(text[:-1]):
+        if at >= first - 1:
+            longest.append(max((_num_equal(text, other + 1, at + 1) for other in places.get(token, ())), default=0))
+        places.setdefault(token, []).append(at)
+    left_s = [0.0] * (len(answer) + 1)  # from each token of the answer on
+    for i in range(len(answer) - 1, -1, -1):
+        most = min(longest[i], len(answer) - i - 1, MAX_DRAFT)
+        left_s[i] = min(step_s(1 + n) + left_s[i + n + 1] for n in range(most + 1))
+    return left_s[0]
+
+
+def _num_equal(text: Sequence[int], earlier: int, later: int) -> int:
+    """How many tokens from ``earlier`` on equal those from ``later`` on."""
+    num, most = 0, min(later - earlier, len(text) - later)
+    while num < most and text[earlier + num] == text[later + num]:
+        num += 1
+    return num
+
+
+def copying_limit(engine: EngineCore, workload: str, *, max_tokens: int) -> float:
+    """The speed of ``best_copying_s`` relative to one token a step, with the costs of steps that the engine learnt."""
+    assert engine.loop.speculation is not None and engine.template is not None
+    estimate = engine.loop.speculation.costs.estimate
+    plain_s = best_s = 0.0
+    for question in WORKLOADS[workload]:
+        prompt: list[int] = []
+        for part in engine.template.render([{"role": "user", "content": question}]):
+            prompt += engine.tokenizer.encode(part, at_start=not prompt) if isinstance(part, str) else part
+        (answer,), _ = ask(engine, [question], speculative=True, max_tokens=max_tokens)
+        plain_s += len(answer.tokens) * float(estimate[1])
+        best_s += best_copying_s(prompt, answer.tokens, lambda n: float(estimate[n]))
+    return plain_s / best_s
+
+
 @dataclass(slots=True)
 class Arithmetic:
     """The speed of chains of k drafts from a draft model, relative to decoding without drafts.
@@ -255,10 +301,15 @@ def main(argv: list[str] | None = None) -> None:
     for name in ("drafted_tokens", "accepted_tokens", "draft_saved_seconds"):
         print(f"{name}: {metrics[name]}")
     arithmetic: list[Arithmetic] = []
+    limits: dict[str, float] = {}
     if engine.loop.speculation is not None:
         estimate = engine.loop.speculation.costs.estimate
         shown = ", ".join(f"{n}: {estimate[n] / estimate[1]:.2f}" for n in (2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32))
         print(f"cost of a step by tokens, against one ({estimate[1] * 1e3:.1f} ms): {shown}")
+        for name in args.only:
+            if name in WORKLOADS:
+                limits[name] = copying_limit(engine, name, max_tokens=args.max_tokens)
+                print(f"{name}: at most {limits[name]:.2f} by copying, if every draft were right")
         for drafter in engine.loop.speculation.drafters:
             if isinstance(drafter, ModelDrafter):
                 names = [name for name in args.only if name in WORKLOADS]
@@ -271,7 +322,12 @@ def main(argv: list[str] | None = None) -> None:
         )
     kind = args.draft_model.split(":")[0].replace("/", "_")
     name = f"speculation_{args.model.replace('/', '_')}{'_with_' + kind if kind else ''}.json"
-    kept = {**found, "figures": [asdict(f) for f in figures], "arithmetic": [asdict(a) for a in arithmetic]}
+    kept = {
+        **found,
+        "figures": [asdict(f) for f in figures],
+        "copying_limits": limits,
+        "arithmetic": [asdict(a) for a in arithmetic],
+    }
     save(RESULTS / name, kept)
     engine.close()
 

@@ -96,8 +96,12 @@ ISA_BARS = {
 }
 
 
+class PeerFailed(RuntimeError):
+    """A peer behind a pipe refused a request, or ended."""
+
+
 class Piped:
-    """An engine behind the line protocol of ``benchmarks.peers``."""
+    """An engine behind the line protocol of ``benchmarks.peers``. Its requests raise ``PeerFailed``."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -110,16 +114,19 @@ class Piped:
     async def ready(self) -> None:
         line = await asyncio.wait_for(self._out.readline(), 600)
         if not line:
-            raise SystemExit("the peer ended before it was ready")
+            raise PeerFailed("the peer ended before it was ready")
         self.name = json.loads(line)["ready"]
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         while line := await self._out.readline():
             answer = json.loads(line)
-            self._waiting.pop(answer.pop("id")).set_result(answer)
+            future = self._waiting.pop(answer.pop("id"))
+            if not future.done():  # cancelled: nobody waits for this answer
+                future.set_result(answer)
         for future in self._waiting.values():
-            future.set_exception(SystemExit("the peer ended in the middle of its work"))
+            if not future.done():
+                future.set_exception(PeerFailed(f"{self.name} ended in the middle of its work"))
 
     async def ask(self, messages: Messages, max_tokens: int, *, to_the_end: bool = False, **more: Any) -> Answer:
         form = more.pop("response_format", None)
@@ -129,13 +136,15 @@ class Piped:
 
     async def request(self, prompt: Messages | str, max_tokens: int, *, to_the_end: bool, **more: Any) -> Answer:
         """Send a conversation or plain text; ``more``: further fields of a request of ``benchmarks.peers``."""
+        if self._reader is None or self._reader.done():
+            raise PeerFailed(f"{self.name or 'the peer'} is not running")
         where = {"text": prompt} if isinstance(prompt, str) else {"messages": prompt}
         request = {"id": next(self._ids), **where, "max_tokens": max_tokens, "to_the_end": to_the_end, **more}
         future = self._waiting[request["id"]] = asyncio.get_running_loop().create_future()
         self._in.write(json.dumps(request).encode() + b"\n")
         answer = await future
         if "error" in answer:
-            raise SystemExit(f"{self.name}: {answer['error']}")
+            raise PeerFailed(f"{self.name}: {answer['error']}")
         return Answer(cached_tokens=0, **answer)
 
     async def flush(self) -> None:
@@ -152,7 +161,8 @@ async def piped(command: list[str]) -> AsyncIterator[Piped]:
         await peer.ready()
         yield peer
     finally:
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            process.terminate()
         await process.wait()
 
 

@@ -1,22 +1,24 @@
 """The papers' workloads, as programs and the plain way, on Phloem and on other engines.
 
-    python -m benchmarks.workloads --all --save      # the table, in under an hour on two cores
+    python -m benchmarks.workloads --all --save      # the tables of two models, in under an hour on two cores
     python -m benchmarks.workloads --quick           # fewer programs and the systems of the bars, in five minutes
     python -m benchmarks.workloads --quick --ablations                                              # in eight
     python -m benchmarks.workloads mmlu react --systems program,http --repeats 3
 
 Systems: ``program`` (ours, whole programs), ``http`` (ours, the plain way), ``http-no-cache`` (the same without a
 prefix cache), ``llama.cpp`` (its server), ``openvino`` (GenAI with continuous batching and prefix cache),
-``transformers`` (a few cases of two workloads). All run in turn on the same cases. Where other engines are is said as
-in ``benchmarks.vs_peers``; those that are not installed are left out.
+``transformers`` (a few cases of two workloads). All but the last stay up and run in turn on the same cases. A system
+that fails is named, and the others go on. Where other engines are is said as in ``benchmarks.vs_peers``; those that
+are not installed are left out.
 """
 
 import argparse
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from phloem import processor
@@ -25,9 +27,12 @@ from .. import header
 from . import ablations, page
 from .catalogue import WORKLOADS
 from .held import OUT, keep
-from .measure import BARS, as_json, count_faults, judged, measure, same_answers, table
-from .systems import COMPARED, HTTP, PROGRAM, SYSTEMS, Peers, System, make_system
+from .measure import BARS, Found, as_json, count_faults, judged, measure, same_answers, start, stop, table
+from .systems import COMPARED, HTTP, PROGRAM, SYSTEMS, TRANSFORMERS, Peers, System, make_system
 from .workload import Workload
+
+MODELS = ("smollm2", "qwen2.5-coder-1.5b")  # of --all
+LARGE_BYTES = 400e6  # of weights: a larger model runs fewer programs
 
 
 def parsed(argv: list[str] | None) -> argparse.Namespace:
@@ -43,7 +48,10 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
         "--systems",
         help=f"comma-separated: {', '.join(SYSTEMS)} (default: all; with --quick {', '.join(COMPARED)})",
     )
-    parser.add_argument("--model", default="smollm2", help="an alias or a .gguf file (default: %(default)s)")
+    parser.add_argument(
+        "--model",
+        help=f"aliases or .gguf files, comma-separated (default: {MODELS[0]}; with --all {', '.join(MODELS)})",
+    )
     parser.add_argument("--repeats", type=int, default=1, help="runs of each workload on each system")
     parser.add_argument("--threads", type=int, default=processor.num_cores(), help="of every engine")
     parser.add_argument("--ablations", action="store_true", help="our engine without each of its parts, instead")
@@ -66,48 +74,66 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     if args.repeats < 1:
         parser.error(f"--repeats {args.repeats}: must be at least 1")
     args.names = args.names or list(WORKLOADS)
+    args.models = (
+        args.model.split(",") if args.model else list(MODELS if args.all and not args.ablations else MODELS[:1])
+    )
     return args
 
 
 def main(argv: list[str] | None = None) -> int:
-    from phloem.runtime.weights.resolve import resolve_model
-
     args = parsed(argv)
     begin_s = time.perf_counter()
-    path = resolve_model(args.model)
+    failed = []
+    for model in args.models:
+        try:
+            (ablate if args.ablations else compare)(args, model)
+        except (SystemExit, Exception):
+            say(f"{model} failed:\n{traceback.format_exc()}")
+            failed.append(model)
+        say(f"{time.perf_counter() - begin_s:.0f} s in all")
+    return 1 if failed else 0
+
+
+def compare(args: argparse.Namespace, model: str) -> None:
+    """Measure every workload with ``model`` on every system that is installed and starts, and print the tables."""
+    from phloem.runtime.weights.resolve import resolve_model
+
+    path = resolve_model(model)
+    is_large = size_bytes(path) > LARGE_BYTES
+    count = counts(args, is_large)
+    workloads = [one for one in map(WORKLOADS.__getitem__, args.names) if count(one)]
     peers = Peers(args.llama_server, args.openvino_python, args.transformers_python)
-    made = {name: make_system(name, args.model, path, args.threads, peers) for name in args.systems}
-    about = header() | {"model": args.model, "repeats": args.repeats, "quick": args.quick}
-    print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
+    made = {name: make_system(name, model, path, args.threads, peers) for name in args.systems}
+    about = header() | {"model": model, "repeats": args.repeats, "quick": args.quick}
+    print(*(f"{key}: {value}" for key, value in about.items()), sep="\n", flush=True)
     if missing := [name for name, system in made.items() if system is None]:
-        print(f"not installed: {', '.join(missing)}")
-    workloads = [WORKLOADS[name] for name in args.names]
-    if args.ablations:
-        return ablate(args, about, begin_s)
-    with ExitStack() as stack:
-        systems: list[System] = []
-        for system in made.values():
-            if system is not None:
-                stack.callback(system.stop)
-                system.start()
-                systems.append(system)
-        found = measure(
-            systems,
-            workloads,
-            repeats=args.repeats,
-            alone=num_alone(args),
-            count=counts(args),
-            say=say,
-        )
-        versions = {system.name: system.version for system in systems}
+        say(f"not installed: {', '.join(missing)}")
+    if left_out := [name for name in args.names if WORKLOADS[name] not in workloads]:
+        say(f"left out with a model of this size: {', '.join(left_out)}")
+    together = [system for name, system in made.items() if system is not None and name != TRANSFORMERS]
+    last = made.get(TRANSFORMERS)  # slow and large: when the others' memory is free
+    found: Found = {}
+    equal: dict[str, tuple[int, int]] = {}
+    versions: dict[str, str] = {}
+
+    def kept(new: Found) -> None:
+        for name, row in new.items():
+            found.setdefault(name, {}).update(row)
         if args.save:
-            keep(OUT, args.model, about | {"versions": versions}, as_json(found), {})
-        equal = {}
-        by_name = {system.name: system for system in systems}
-        if PROGRAM in by_name and HTTP in by_name:
-            for workload in workloads:
-                num = workload.quick if args.quick else -(-workload.count // 2)
-                equal[workload.name] = same_answers(by_name[PROGRAM], by_name[HTTP], workload, num)
+            keep(OUT, model, about | {"versions": versions}, as_json(found), equal)
+
+    alone = 1 if args.quick or is_large else 2  # programs of a repeat that run one after the other, for the latency
+    for group in (together, [last] if last is not None else []):
+        running: list[System] = []
+        try:
+            running += (system for system in group if start(system, say))
+            versions |= {system.name: system.version for system in running}
+            measure(running, workloads, repeats=args.repeats, alone=alone, count=count, say=say, keep=kept)
+            equal |= answers_of(running, workloads, lambda one: -(-count(one) // 2))
+        finally:
+            for system in running:
+                stop(system, say)
+    kept({})
     print("", *table(found, list(versions)), "", sep="\n")
     print(*(judged(found, bar) for bar in BARS), sep="\n")
     if equal:
@@ -115,42 +141,55 @@ def main(argv: list[str] | None = None) -> int:
         print(f"greedy answers by program that equal those by HTTP: {same} of {asked}")
     for fault in count_faults(found, WORKLOADS):
         print(f"other work: {fault}")
-    print(f"{time.perf_counter() - begin_s:.0f} s in all")
     if args.save:
-        keep(OUT, args.model, about | {"versions": versions}, as_json(found), equal)
         print("written:", OUT, *page.write())
-    return 0
 
 
-def counts(args: argparse.Namespace) -> Callable[[Workload], int]:
-    return lambda workload: workload.quick if args.quick else workload.count
+def answers_of(
+    systems: list[System], workloads: list[Workload], count: Callable[[Workload], int]
+) -> dict[str, tuple[int, int]]:
+    """By workload (equal answers, answers) of ours by program and by HTTP, where both run; a fault is said."""
+    by_name = {system.name: system for system in systems}
+    if PROGRAM not in by_name or HTTP not in by_name:
+        return {}
+    begin_s, equal = time.perf_counter(), {}
+    for workload in workloads:
+        try:
+            equal[workload.name] = same_answers(by_name[PROGRAM], by_name[HTTP], workload, count(workload))
+        except Exception:
+            say(f"{workload.name}: answers were not compared:\n{traceback.format_exc()}")
+    say(f"answers compared: {time.perf_counter() - begin_s:.0f} s")
+    return equal
 
 
-def num_alone(args: argparse.Namespace) -> int:
-    """Programs of a repeat that run one after the other, for the latency."""
-    return 1 if args.quick else 2
+def size_bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else sum(one.stat().st_size for one in path.rglob("*.safetensors"))
+
+
+def counts(args: argparse.Namespace, is_large: bool) -> Callable[[Workload], int]:
+    return lambda workload: workload.large if is_large else workload.quick if args.quick else workload.count
 
 
 def say(text: str) -> None:
     print(text, flush=True)
 
 
-def ablate(args: argparse.Namespace, about: dict[str, Any], begin_s: float) -> int:
-    workloads = [WORKLOADS[name] for name in args.names]
+def ablate(args: argparse.Namespace, model: str) -> None:
+    about: dict[str, Any] = header() | {"model": model, "repeats": args.repeats, "quick": args.quick}
+    print(*(f"{key}: {value}" for key, value in about.items()), sep="\n", flush=True)
     found = ablations.measure_ablations(
-        args.model,
-        workloads,
+        model,
+        [WORKLOADS[name] for name in args.names],
         threads=args.threads,
         repeats=args.repeats,
-        count=counts(args),
-        tight_count=lambda workload: -(-workload.count // 2) if args.quick else workload.count,
+        count=counts(args, False),
+        tight_count=lambda workload: workload.count,
         say=say,
     )
-    print("", *ablations.table(found), "", f"{time.perf_counter() - begin_s:.0f} s in all", sep="\n")
+    print("", *ablations.table(found), "", sep="\n")
     if args.save:
-        keep(OUT, args.model, about, as_json(found), {}, part="ablations")
+        keep(OUT, model, about, as_json(found), {}, part="ablations")
         print("written:", OUT, *page.write())
-    return 0
 
 
 if __name__ == "__main__":

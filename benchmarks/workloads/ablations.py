@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .measure import Found, measure
-from .systems import PATIENCE_S, Programs, Run
+from .systems import CLIENT_TIMEOUT_S, Programs, Run
 from .workload import Case, Workload
 
 TIGHT = 2048  # slots: the longest sequence has 1,500 tokens
@@ -66,7 +66,7 @@ class OneByOne(Programs):
 
 
 def make(ablation: Ablation, model: str, threads: int) -> Programs:
-    options = {"num_threads": threads, "client_timeout_s": PATIENCE_S, "num_slots": ablation.num_slots}
+    options = {"num_threads": threads, "client_timeout_s": CLIENT_TIMEOUT_S, "num_slots": ablation.num_slots}
     kind = OneByOne if ablation.one_by_one else Programs
     return kind(ablation.name, model, {**options, **ablation.options})
 

@@ -61,7 +61,7 @@ SHORT = w.Workload(
     make=make_short,
     program=program,
     plain=plain,
-    count=8,
+    count=6,
     quick=2,
     free_tokens=TURNS * 8,
 )
@@ -71,7 +71,7 @@ LONG = w.Workload(
     make=make_long,
     program=program,
     plain=plain,
-    count=8,
+    count=4,
     quick=1,
     free_tokens=TURNS * 96,
 )

@@ -23,11 +23,12 @@ def keep(
     *,
     part: str = "workloads",
 ) -> Path:
-    """Write the figures of ``model``; those of other models, workloads, systems and parts stay."""
+    """Write the figures of ``model``. Those of other models, workloads and parts stay; a row of ``found`` replaces the
+    held one, since only figures of one run may be compared.
+    """
     held: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"models": {}}
     entry = held["models"].setdefault(model, {"workloads": {}, "ablations": {}, "same_answers": {}})
-    for name, row in found.items():
-        entry[part].setdefault(name, {}).update(row)
+    entry[part].update(found)
     entry["same_answers"].update(equal)
     entry[f"about_{part}"] = about
     save(path, held)

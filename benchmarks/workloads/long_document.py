@@ -54,7 +54,8 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     check=check,
-    count=2,
+    count=1,
     quick=1,
+    large=0,
     free_tokens=QUESTIONS * ANSWER_TOKENS,
 )

@@ -1,12 +1,13 @@
 """Figures of workloads by system: measured in turn, so that all systems meet the same noise of the machine."""
 
 import statistics
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .systems import HTTP, PROGRAM, TRANSFORMERS, System
+from .systems import HTTP, PATIENCE_S, PROGRAM, TRANSFORMERS, System
 from .workload import Case, Workload
 
 FEW = {"chat_short": 2, "long_document": 1}  # cases of transformers: it has no cache and no grammars, and is slow
@@ -54,16 +55,20 @@ def measure(
     alone: int,
     count: Callable[[Workload], int],
     say: Callable[[str], None],
+    keep: Callable[[Found], None] = lambda found: None,
 ) -> Found:
     """Run every workload on every started system, ``repeats`` times, and then ``alone`` programs alone. A fault of
-    one system is said and skips it there.
+    one system is said and skips it there; one that takes too long is stopped and skipped from then on. ``keep`` gets
+    the figures so far after each workload.
 
     The prefixes of a repeat are new to every cache, and the same for all systems.
     """
     found: Found = {}
+    start_s, running = time.perf_counter(), list(systems)
     for repeat in range(repeats):
         for workload in workloads:
-            for system in systems:
+            begin_s = time.perf_counter()
+            for system in list(running):
                 if not supports(system.name, workload):
                     continue
                 num = min(count(workload), FEW[workload.name]) if system.name == TRANSFORMERS else count(workload)
@@ -71,12 +76,41 @@ def measure(
                 figures = row.get(system.name) or Figures(workload.name, system.name, num)
                 try:
                     measure_once(system, workload, figures, repeat, alone)
+                except TimeoutError:
+                    say(f"{workload.name} on {system.name} failed: not done after {PATIENCE_S:g} s; it is stopped")
+                    running.remove(system)
+                    stop(system, say)
+                    continue
                 except (SystemExit, Exception):
                     say(f"{workload.name} on {system.name} failed:\n{traceback.format_exc()}")
                     continue
                 row[system.name] = figures
                 say(line(figures))
+            keep(found)
+            end_s = time.perf_counter()
+            say(f"{workload.name}: {end_s - begin_s:.0f} s, so far {end_s - start_s:.0f} s")
     return found
+
+
+def start(system: System, say: Callable[[str], None]) -> bool:
+    """Whether ``system`` runs now; a fault is said."""
+    begin_s = time.perf_counter()
+    try:
+        system.start()
+    except (SystemExit, Exception):
+        say(f"{system.name} did not start:\n{traceback.format_exc()}")
+        stop(system, say)
+        return False
+    say(f"{system.name}: {system.version}, started in {time.perf_counter() - begin_s:.0f} s")
+    return True
+
+
+def stop(system: System, say: Callable[[str], None]) -> None:
+    """Stop a system, started or not; a fault is said."""
+    try:
+        system.stop()
+    except (SystemExit, Exception):
+        say(f"{system.name} did not stop:\n{traceback.format_exc()}")
 
 
 def measure_once(system: System, workload: Workload, figures: Figures, repeat: int, alone: int) -> None:

@@ -17,13 +17,13 @@ from ..chart import DARK, LIGHT, bar_chart
 from . import ablations
 from .catalogue import WORKLOADS
 from .held import held_figures
-from .measure import BARS, Figures, Found, from_json, judged
-from .systems import PROGRAM, SYSTEMS
+from .measure import BARS, Figures, Found, from_json, judged, ratios
+from .systems import HTTP, PROGRAM, SYSTEMS
 from .workload import Workload
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, IMAGES = DOCS / "workloads.md", DOCS / "images"
-MODEL = "smollm2"
+MODEL, LARGER = "smollm2", "qwen2.5-coder-1.5b"
 _MADE = re.compile(r"(<!-- made: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -31,6 +31,8 @@ def render(text: str, models: dict[str, Any]) -> str:
     """``text`` with every made part made again. Raises KeyError for a mark of an unknown part."""
     entry = models.get(MODEL, {})
     found, without = from_json(entry.get("workloads", {})), from_json(entry.get("ablations", {}))
+    larger = models.get(LARGER, {})
+    found_larger = from_json(larger.get("workloads", {}))
     parts: dict[str, Callable[[], str]] = {
         "throughput": lambda: throughput_table(found),
         "latency": lambda: latency_table(found),
@@ -44,7 +46,12 @@ def render(text: str, models: dict[str, Any]) -> str:
         ),
         "bars": lambda: "\n".join(f"- {judged(found, bar)}" for bar in BARS) + "\n",
         "work": lambda: work_table(found),
+        "requests": lambda: request_table(found),
         "answers": lambda: answers(entry),
+        "larger": lambda: larger_table(found_larger),
+        "larger-bars": lambda: "\n".join(f"- {judged(found_larger, bar)}" for bar in BARS) + "\n",
+        "larger-answers": lambda: answers(larger),
+        "larger-measured": lambda: measured(larger),
         "ablations": lambda: ablation_table(without),
         "measured": lambda: measured(entry),
         **{name: lambda one=one: listing(one) for name, one in WORKLOADS.items()},
@@ -91,6 +98,22 @@ def latency_table(found: Found) -> str:
     return markdown(["seconds of one program alone", *systems], rows)
 
 
+def larger_table(found: Found) -> str:
+    """Programs a second and the latency in one table."""
+    systems = shown_systems(found)
+    rows = [
+        [
+            name,
+            *(
+                "-" if (one := row.get(system)) is None else f"{_throughput(one)} ({_latency(one)} s)"
+                for system in systems
+            ),
+        ]
+        for name, row in found.items()
+    ]
+    return markdown(["programs a second (latency alone)", *systems], rows)
+
+
 def work_table(found: Found) -> str:
     """What ours by program computes: prompt tokens that no cache held, output tokens, and both a second."""
     rows = []
@@ -100,6 +123,18 @@ def work_table(found: Found) -> str:
             rate = (prompt + ours.output_tokens) / ours.wall_s[-1]
             rows.append([name, f"{prompt:,}", f"{ours.output_tokens:,}", f"{rate:,.0f}"])
     return markdown(["computed by programs", "prompt tokens", "output tokens", "tokens a second"], rows)
+
+
+def request_table(found: Found) -> str:
+    """How much longer one program alone takes the plain way, for each of its requests; the least gain first."""
+    rows = []
+    for name, ratio in sorted(ratios(found, HTTP, by_latency=True).items(), key=lambda item: item[1]):
+        ours, plain = found[name][PROGRAM], found[name][HTTP]
+        num = plain.requests / plain.programs
+        lost_ms = (plain.latency - ours.latency) * 1e3
+        computed = (ours.prompt_tokens - ours.cached_tokens + ours.output_tokens) / ours.programs
+        rows.append([name, f"{ratio:.2f}", f"{num:.0f}", f"{lost_ms / num:.1f} ms", f"{computed:,.0f}"])
+    return markdown(["one program alone", "plain / program", "requests", "lost for each", "tokens computed"], rows)
 
 
 def _throughput(figures: Figures | None) -> str:

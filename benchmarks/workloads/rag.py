@@ -61,7 +61,7 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     check=w.contains,
-    count=16,
+    count=12,
     quick=3,
     free_tokens=REASON_TOKENS + ANSWER_TOKENS,
 )

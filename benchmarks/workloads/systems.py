@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import phloem
+from phloem import assistant, function, gen
+from phloem import user as user_role
 
 from ..serving import own_server
 from ..vs_peers import SCRIPTS, llama_server, piped
 from .clients import OpenAIClient, PipedClient, Usage, gbnf
 from .workload import Case, Workload, user
 
-PATIENCE_S = 600.0  # of an engine whose client this process is
+CLIENT_TIMEOUT_S = 600.0  # of an engine whose client this process is
+PATIENCE_S = 300.0  # for the programs of a workload on one system of the plain way
 GREEDY = {"temperature": 0.0, "heal": False}  # as the plain forms ask; a program's gen may differ
 
 
@@ -50,15 +53,20 @@ class System(Protocol):
         """All cases at once or, with ``alone``, one after the other.
 
         ``to_the_end``: an answer without a grammar goes on past the token that ends a text, so that all systems
-        generate as many tokens.
+        generate as many tokens. The plain way raises TimeoutError after ``PATIENCE_S``.
         """
         ...
 
-    def flush(self) -> None:
-        """Empty the cache, where the system can."""
-        ...
-
     def stop(self) -> None: ...
+
+
+@function
+def hello(s: Any) -> None:
+    """What every system has computed before it is measured."""
+    s += user_role("Say hello.")
+    s += assistant(gen("hello", max_tokens=8))
+    s += user_role("Yes or no?")
+    s += assistant(gen("choice", max_tokens=4, regex="(yes|no)"))
 
 
 class Programs:
@@ -77,12 +85,10 @@ class Programs:
 
     def start(self) -> None:
         self._runtime = phloem.Runtime(model=self._model, **self._options)
+        hello.run(backend=self._runtime, **GREEDY).sync()
 
     def run(self, workload: Workload, cases: list[Case], *, alone: bool, to_the_end: bool = True) -> Run:
         return run_programs(self.runtime, workload, cases, alone=alone, ignore_eos=to_the_end)
-
-    def flush(self) -> None:
-        self.runtime.flush_cache()
 
     def stop(self) -> None:
         if self._runtime is not None:
@@ -128,7 +134,9 @@ class Plain:
     def start(self) -> None:
         async def begin() -> tuple[OpenAIClient | PipedClient, str]:
             client, version = await self._open_client(self._stack)
-            await client.chat([user("Say hello.")], 8)
+            async with asyncio.timeout(PATIENCE_S):
+                await client.chat([user("Say hello.")], 8)
+                await client.chat([user("Yes or no?")], 4, regex="(yes|no)")
             return client, version
 
         self._client, self.version = self._loop.run(begin())
@@ -137,10 +145,7 @@ class Plain:
         if self._client is None:
             raise RuntimeError(f"{self.name} has not been started")
         self._client.to_the_end = to_the_end
-        return self._loop.run(run_plain(self._client, workload, cases, alone=alone))
-
-    def flush(self) -> None:
-        """Does nothing: new seeds bring new prefixes."""
+        return self._loop.run(asyncio.wait_for(run_plain(self._client, workload, cases, alone=alone), PATIENCE_S))
 
     def stop(self) -> None:
         self._loop.run(self._stack.aclose())
@@ -160,8 +165,13 @@ async def run_plain(client: Any, workload: Workload, cases: list[Case], *, alone
         return answer
 
     start_s = time.perf_counter()
-    answers = [await one(case) for case in cases] if alone else await asyncio.gather(*map(one, cases))
-    return Run(time.perf_counter() - start_s, list(answers), latencies_s if alone else [], client.usage)
+    if alone:
+        answers = [await one(case) for case in cases]
+    else:
+        async with asyncio.TaskGroup() as group:  # a failure of one ends the others
+            tasks = [group.create_task(one(case)) for case in cases]
+        answers = [task.result() for task in tasks]
+    return Run(time.perf_counter() - start_s, answers, latencies_s if alone else [], client.usage)
 
 
 # -- the systems by name ----------------------------------------------------------------------------------------------
@@ -226,7 +236,7 @@ def make_system(name: str, model: str, path: Path, threads: int, peers: Peers) -
     flags = ["--num-threads", str(threads)]
     match name:
         case "program":
-            return Programs(name, model, {"num_threads": threads, "client_timeout_s": PATIENCE_S})
+            return Programs(name, model, {"num_threads": threads, "client_timeout_s": CLIENT_TIMEOUT_S})
         case "http":
             return Plain(name, our_server(model, flags))
         case "http-no-cache":

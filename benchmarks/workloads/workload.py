@@ -51,7 +51,8 @@ class Workload:
 
     ``make(seed, n)`` gives ``n`` cases; other seeds share no prefix but instructions. ``program`` stores its result as
     ``s["answer"]`` and ``plain`` returns it: a text, or a list of texts. ``check(answer, expected)`` tells whether it
-    is right; None where nothing can be said. ``count`` and ``quick``: cases of a full and of a quick run.
+    is right; None where nothing can be said. ``count`` and ``quick``: cases of a full and of a quick run; ``large``: of
+    a run on a model larger than the small ones (0: it would take the slowest engine minutes).
     ``free_tokens``: output tokens of a case outside grammars, which are the same for every system. Without
     ``counts_output`` systems count different tokens, and the counts are not compared.
     """
@@ -66,6 +67,7 @@ class Workload:
     free_tokens: int
     check: Callable[[Any, Any], bool] | None = None
     needs_grammar: bool = False
+    large: int = 1
     counts_output: bool = True
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from ...protocol.errors import PhloemError
 from ...protocol.messages import ProgramSettings, ProgramStats
 from ...protocol.ops import AnyOp
@@ -126,9 +128,33 @@ class SequenceState:
         self.pending_len += len(text)
 
     def flush_text(self, tokenizer: Tokenizer) -> None:
-        """Tokenize the pending text; text that is appended later cannot change its tokens."""
+        """Tokenize the pending text; text that is appended later cannot change its tokens.
+
+        An answer of the program that is appended where the model wrote it keeps the model's own tokens, which the cache
+        holds; the tokenizer may spell its text otherwise.
+        """
         if self.pending_len:
-            self.take_encoded(tokenizer.encode(self.pending_text, at_start=self.is_at_start), tokenizer)
+            ids = self._written(self.pending_text, tokenizer)
+            if ids is None:
+                ids = tokenizer.encode(self.pending_text, at_start=self.is_at_start)
+            self.take_encoded(ids, tokenizer)
+
+    def _written(self, text: str, tokenizer: Tokenizer) -> list[int] | None:
+        """The tokens in which the model wrote ``text`` after just these tokens, in a sequence of this program."""
+        start = len(self.seq.tokens)
+        other = self.program.answers.get((start, text))
+        if other is None:
+            return None
+        end = len(other.seq.tokens)
+        for segment in reversed(other.segments):
+            if segment.token_start < start:
+                break
+            if segment.token_start == start and segment.kind == "generated" and segment.text == text:
+                ids = other.seq.tokens.ids[start:end].tolist()
+                is_same = np.array_equal(other.seq.tokens.ids[:start], self.seq.tokens.ids)
+                return ids if is_same and tokenizer.decode(ids) == text else None
+            end = segment.token_start
+        return None
 
     def take_encoded(self, ids: list[int], tokenizer: Tokenizer) -> None:
         """The pending text has been tokenized to ``ids``."""
@@ -153,6 +179,7 @@ class SequenceState:
         """Record that the sequence's tokens from ``token_start`` on were generated and decode to ``text``."""
         self.segments.append(Segment("generated", token_start, self.text_len, text))
         self.text_len += len(text)
+        self.program.answers[token_start, text] = self
 
     def _append(self, kind: SegmentKind, ids: list[int] | tuple[int, ...], text: str, tokenizer: Tokenizer) -> None:
         bos = tokenizer.bos_id if tokenizer.add_bos and not len(self.seq.tokens) else None
@@ -190,6 +217,7 @@ class Program:
     __slots__ = (
         "_adapter_space",
         "adapter",
+        "answers",
         "deadline_s",
         "id",
         "joining",
@@ -223,6 +251,7 @@ class Program:
         self.deadline_s = None if settings.deadline_s is None else now_s + settings.deadline_s
         self.sequences: dict[int, SequenceState] = {}
         self.ops: dict[int, OpState] = {}
+        self.answers: dict[tuple[int, str], SequenceState] = {}  # by first token and text: the last that wrote it
         self.pictures: dict[str, Picture] = {}  # by hash
         self.stats = ProgramStats()
         self.usage_rows = usage_rows  # (tenant, name): see ``Usage.begin``
@@ -255,5 +284,6 @@ class Program:
         """Break the reference cycles of an ended program: it is then freed without a garbage collection."""
         self.sequences.clear()
         self.ops.clear()
+        self.answers.clear()
         self.pictures.clear()
         self.joining.clear()

@@ -177,7 +177,7 @@ class Executor:
             self._owned = model.sequence.slots(pool_slots=kv.num_slots, max_rows=max_rows, max_len=max_len)
         if self.accelerator is None:
             self.slot_table = np.zeros((max_rows, max_len), dtype=np.int32)
-            self._tapes = None if model.is_split else StepTapes(model, kv)
+            self._tapes = StepTapes(model, kv) if model.has_tapes else None
             return
         with torch.inference_mode():
             spare_slot = kv.num_slots - 1

@@ -69,6 +69,7 @@ class Replays:
         self.arena = Arena() if arena is None else arena
         self.kept: OrderedDict[StepShape, Recorded | None] = OrderedDict()  # None: a kernel of it cannot be recorded
         self._patterns: list[LayerPattern] = []  # the one that fitted last comes first
+        self._all_can: bool | None = None  # None: not asked yet
         self.is_cold = False
 
     @property
@@ -77,14 +78,19 @@ class Replays:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The head's input [L, C], valid until the next step. None without a tape: for steps of more than MAX_TOKENS
-        tokens or of many tokens in more than MAX_ROWS rows, with images, for kernels that cannot be
-        recorded.
+        tokens or of many tokens in more than MAX_ROWS rows, with images, with adapters where ranks share out the
+        layers, and for kernels that cannot be recorded.
 
         A tape runs every token through the whole last layer, also tokens without logits.
         """
         self.is_cold = False
         num_tokens = batch.num_tokens
-        if batch.given is not None or not 0 < num_tokens <= MAX_TOKENS or not team().can_replay:
+        if (
+            batch.given is not None
+            or not 0 < num_tokens <= MAX_TOKENS
+            or (batch.adapters is not None and self._model.agree is not None)
+            or not self._can_replay()
+        ):
             return None
         has_all = batch.num_logits == num_tokens
         if num_tokens <= MAX_ROWS and has_all and len(batch.row_ids) in (1, num_tokens):
@@ -100,23 +106,37 @@ class Replays:
         """The features of every token, [T, C]; None without a tape."""
         num_tokens = batch.num_tokens
         shape = (len(batch.row_ids), num_tokens)
+        embedded = self._model.embed(batch.token_ids, batch.positions)
         if shape not in self.kept:
             self.is_cold = True
-            self.kept[shape] = self._record(batch)
+            recorded = self._record(batch, embedded)
+            self.kept[shape] = recorded if self._agreed(recorded is not None) else None
             if len(self.kept) > MAX_KEPT:
                 self.kept.popitem(last=False)
         self.kept.move_to_end(shape)
         recorded = self.kept[shape]
         if recorded is None:
             return None
-        recorded.tensors.fill(self._model.embed(batch.token_ids, batch.positions), batch)
+        recorded.tensors.fill(embedded, batch)
         recorded.tape.replay(team().pool)
         return recorded.tensors.features
 
-    def _record(self, batch: ForwardBatch) -> Recorded | None:
+    def _can_replay(self) -> bool:
+        """As ``team().can_replay``; with other ranks, whether all ranks can, which is asked once."""
+        if self._model.agree is None:
+            return team().can_replay
+        if self._all_can is None:
+            self._all_can = self._agreed(team().can_replay)
+        return self._all_can
+
+    def _agreed(self, is_so: bool) -> bool:
+        """Whether it is so on all ranks: a padded step takes part in sums of its padded size."""
+        return is_so if self._model.agree is None else self._model.agree(is_so)
+
+    def _record(self, batch: ForwardBatch, embedded: torch.Tensor) -> Recorded | None:
         """A tape for the batch's shape; None where a kernel of it cannot be recorded."""
         for pattern in self._patterns:
-            layers, tensors = self._trace(batch, pattern.needed)
+            layers, tensors = self._trace(batch, embedded, pattern.needed)
             if tensors is None:
                 return None
             every = pattern.complete(layers)
@@ -124,7 +144,7 @@ class Replays:
                 self._patterns.remove(pattern)
                 self._patterns.insert(0, pattern)
                 return self._recorded(every, tensors)
-        layers, tensors = self._trace(batch, range(len(self._model.layers)))
+        layers, tensors = self._trace(batch, embedded, range(len(self._model.layers)))
         if tensors is None:
             return None
         every = list(layers.values())
@@ -132,12 +152,13 @@ class Replays:
         del self._patterns[MAX_PATTERNS:]
         return self._recorded(every, tensors)
 
-    def _trace(self, batch: ForwardBatch, numbers: Sequence[int]) -> tuple[dict[int, LayerCalls], TapeTensors | None]:
+    def _trace(
+        self, batch: ForwardBatch, embedded: torch.Tensor, numbers: Sequence[int]
+    ) -> tuple[dict[int, LayerCalls], TapeTensors | None]:
         """The calls of the layers ``numbers`` by number, and the step's tensors; none where a kernel cannot be
         recorded.
         """
         self.arena.restart()
-        embedded = self._model.embed(batch.token_ids, batch.positions)
         held = self._like(embedded), self._like(embedded, torch.float32)
         adapters = self._adapters_like(batch)
         kept = replace(

@@ -115,7 +115,8 @@ class Model:
     device: torch.device
     positions: torch.Tensor | None = None  # [positions, C], added to the embedding
     adapters: AdapterNames = field(default_factory=AdapterNames)
-    is_split: bool = False  # one rank's share: its layers wait for other ranks, which a tape cannot
+    has_tapes: bool = True  # its layers wait for other ranks in sums alone
+    agree: Callable[[bool], bool] | None = None  # of ranks that share out its layers: whether it is so on all of them
     is_even: bool = True  # all ranks have as many heads
     first_layer: int = 0
     stages: tuple[range, ...] = ()  # of a split model: the layers of each stage

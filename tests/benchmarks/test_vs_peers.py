@@ -47,7 +47,7 @@ def test_a_piped_peer_answers_a_workload_and_says_its_name():
 
 
 def test_a_peers_error_ends_the_benchmark_by_name():
-    with pytest.raises(SystemExit, match="echo 1: no grammars"):
+    with pytest.raises(vs_peers.PeerFailed, match="echo 1: no grammars"):
         asyncio.run(vs_peers.ask_pipe([sys.executable, "-c", ECHO], "json-schema", 1))
 
 

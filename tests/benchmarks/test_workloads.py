@@ -98,16 +98,22 @@ class Fixed:
 
     version = "1"
 
-    def __init__(self, name, wall_s, answer="A", tokens=1):
+    def __init__(self, name, wall_s, answer="A", tokens=1, fault=None):
         self.name, self.wall_s, self.answer, self.tokens, self.ran = name, wall_s, answer, tokens, []
+        self.fault, self.num_stops = fault, 0
 
-    def start(self): ...
+    def start(self):
+        self.fail()
 
-    def stop(self): ...
+    def stop(self):
+        self.num_stops += 1
+
+    def fail(self):
+        if self.fault is not None:
+            raise self.fault
 
     def run(self, workload, cases, *, alone, to_the_end=True):
-        if self.answer is None:
-            raise RuntimeError("no grammars here")
+        self.fail()
         self.ran.append((cases[0], alone, to_the_end))
         usage = Usage(len(cases), 10, 5, self.tokens * len(cases))
         return Run(self.wall_s, [self.answer] * len(cases), [self.wall_s] * alone * len(cases), usage)
@@ -132,9 +138,37 @@ def test_systems_take_turns_on_the_same_cases_and_each_repeat_has_new_ones():
 
 
 def test_a_system_that_fails_is_named_and_the_others_go_on():
-    found, said = measured(Fixed("llama.cpp", 1.0, answer=None), Fixed("program", 1.0))
+    found, said = measured(Fixed("llama.cpp", 1.0, fault=RuntimeError("no grammars here")), Fixed("program", 1.0))
     assert list(found["mmlu"]) == ["program"]
     assert said[0].startswith("mmlu on llama.cpp failed") and "no grammars here" in said[0]
+
+
+def test_a_system_that_takes_too_long_is_stopped_and_left_out_from_then_on():
+    slow, program = Fixed("llama.cpp", 1.0, fault=TimeoutError()), Fixed("program", 1.0)
+    found, said = measured(slow, program, repeats=2)
+    assert (slow.ran, slow.num_stops) == ([], 1) and len(program.ran) == 4
+    assert sum("llama.cpp failed: not done after 300 s" in text for text in said) == 1
+    assert list(found["mmlu"]) == ["program"]
+
+
+def test_a_system_that_does_not_start_is_named_and_stopped():
+    said, one = [], Fixed("openvino", 1.0, fault=RuntimeError("no such file"))
+    assert not measure.start(one, said.append) and measure.start(Fixed("program", 1.0), said.append)
+    assert one.num_stops == 1 and said[0].startswith("openvino did not start") and "no such file" in said[0]
+
+
+def test_figures_are_kept_after_each_workload():
+    kept = []
+    measure.measure(
+        [Fixed("program", 1.0)],
+        [WORKLOADS["mmlu"], WORKLOADS["rag"]],
+        repeats=1,
+        alone=1,
+        count=lambda one: one.quick,
+        say=lambda text: None,
+        keep=lambda found: kept.append(list(found)),
+    )
+    assert kept == [["mmlu"], ["mmlu", "rag"]]
 
 
 def test_bars_are_judged_by_the_mean_and_by_the_lowest_ratio():
@@ -157,15 +191,18 @@ def test_equal_answers_are_counted_where_the_model_ends_them():
     assert measure.same_answers(program, Fixed("http", 1.0, answer="B"), WORKLOADS["mmlu"], 3) == (0, 3)
 
 
-def test_saved_figures_of_other_models_and_systems_stay(tmp_path):
+def test_saved_figures_of_other_models_and_workloads_stay_and_a_row_is_of_one_run(tmp_path):
     path = tmp_path / "workloads.json"
     one, _ = measured(Fixed("program", 1.0))
     two, _ = measured(Fixed("http", 2.0))
-    keep(path, "small", {"machine": "here"}, measure.as_json(one), {"mmlu": (3, 3)})
+    keep(path, "large", {"machine": "here"}, measure.as_json(one), {})
+    keep(path, "small", {"machine": "here"}, {"rag": {}, **measure.as_json(one)}, {"mmlu": (3, 3)})
     keep(path, "small", {"machine": "here"}, measure.as_json(two), {})
-    held = json.loads(path.read_text())["models"]["small"]
-    assert list(held["workloads"]["mmlu"]) == ["program", "http"] and held["same_answers"] == {"mmlu": [3, 3]}
-    assert measure.from_json(held["workloads"])["mmlu"]["program"] == one["mmlu"]["program"]
+    held = json.loads(path.read_text())["models"]
+    small = held["small"]
+    assert list(small["workloads"]) == ["rag", "mmlu"] and small["same_answers"] == {"mmlu": [3, 3]}
+    assert list(small["workloads"]["mmlu"]) == ["http"]
+    assert measure.from_json(held["large"]["workloads"])["mmlu"]["program"] == one["mmlu"]["program"]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +224,7 @@ def test_wrong_arguments_are_named(given, told, capsys):
 def test_a_quick_run_has_the_systems_of_the_bars_unless_others_are_named():
     assert parsed(["--quick"]).systems == ["program", "http", "llama.cpp", "openvino"]
     assert parsed(["--all"]).systems == list(SYSTEMS)
+    assert parsed(["--all"]).models == ["smollm2", "qwen2.5-coder-1.5b"] and parsed(["--quick"]).models == ["smollm2"]
     assert parsed(["--quick", "--systems", "transformers, http"]).systems == ["transformers", "http"]
 
 
