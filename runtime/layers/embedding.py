@@ -53,8 +53,8 @@ class BlockEmbedding:
     """The rows of a file's quantized table, unpacked on demand: a quarter of the memory of bfloat16."""
 
     def __init__(self, table: QuantTensor, dtype: torch.dtype, *, scale: float = 1.0) -> None:
-        # A copy: a view would keep the whole file mapped.
-        self._table = QuantTensor(table.kind, table.blocks.clone(), table.shape)
+        """``table`` must not lie in a mapped file: the file may change, and a view would keep all of it mapped."""
+        self._table = table
         self._dtype = dtype
         self._scale = scale
 

@@ -38,6 +38,7 @@ from .packed_copy import PackedCopy
 log = logging.getLogger(__name__)
 
 MAX_ROPE_TABLE = 1 << 31  # numbers in the table of cosines and sines, 8 GiB
+COPIED_ROWS = 16_384  # of an embedding, before their pages leave memory
 RopeKind = Literal["global", "local", "none"]
 _KV_TYPES = {
     "float32": torch.float32,
@@ -236,8 +237,16 @@ class _Loader:
         if self.config.tied_embeddings and head.has_rows and _is_exact_in_bytes(table):
             return TiedEmbedding(head, self.dtype, scale=scale)
         if isinstance(table, QuantTensor) and self.device.type == "cpu" and self.dtype != torch.float32:
-            return BlockEmbedding(table, self.dtype, scale=scale)
+            return BlockEmbedding(self.copied(table), self.dtype, scale=scale)
         return FloatEmbedding(as_float(table, self.dtype).to(self.device), scale=scale)
+
+    def copied(self, table: QuantTensor) -> QuantTensor:
+        """Not in the file's memory. A run of rows of the file is in memory at a time, not a second table."""
+        blocks = torch.empty_like(table.blocks)
+        for copy, rows in zip(blocks.split(COPIED_ROWS), table.blocks.split(COPIED_ROWS), strict=True):
+            copy.copy_(rows)
+            self.file.release()
+        return QuantTensor(table.kind, blocks, table.shape)
 
     def rope_kind(self, layer: int) -> RopeKind:
         if layer in self.config.unrotated_layers:

@@ -12,8 +12,8 @@ from phloem.cpu_isa import isa
 from phloem.kernels.backend import REFERENCE, using
 from phloem.protocol.errors import InvalidParams, UnknownModel, Unsupported
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.layers.embedding import TiedEmbedding
-from phloem.runtime.models import load_model
+from phloem.runtime.layers.embedding import BlockEmbedding, TiedEmbedding
+from phloem.runtime.models import load_model, loading
 from phloem.runtime.weights import open_weights
 from phloem.tests.runtime.models.families import FAMILIES, make_family
 from phloem.tests.runtime.models.stepping import Stepper
@@ -182,3 +182,17 @@ def test_a_tied_embedding_in_bytes_is_read_from_the_head_exactly(tmp_path: Path)
     ids = torch.tensor([0, 95, 17, 17])
     assert isinstance(model.embedding, TiedEmbedding)
     assert torch.equal(model.embedding(ids), table[ids]) and torch.equal(model.embedding.weight, table)
+
+
+def test_an_embedding_that_is_copied_run_by_run_has_the_file_s_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isa().has_tiles:
+        pytest.skip("activations are float32 here, and the embedding too")
+    path = make_tiny_gguf(tmp_path / "tiny.gguf", seed=3, kinds={"weight": "Q4_0"}, tied=False)
+    monkeypatch.setattr(loading, "COPIED_ROWS", 7)
+    embedding = load_model(path, EngineConfig(model="tiny")).embedding
+    table = open_weights(path).tensor("token_embd.weight")
+    assert isinstance(embedding, BlockEmbedding) and not isinstance(table, torch.Tensor)
+    assert torch.equal(embedding.weight, table.dequantize(torch.bfloat16))
+    assert torch.equal(embedding(torch.tensor([95, 0, 6, 7])), table.dequantize(torch.bfloat16)[[95, 0, 6, 7]])
