@@ -12,14 +12,15 @@ from llvmlite import binding
 from numba import types
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime import nrt
 
 _KNOWN_NUMBA = "0.68."  # whose way of keeping code on disk ``load_address`` reads; another numba loads it itself
-_NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # not documented
-if not numba.__version__.startswith(_KNOWN_NUMBA):
-    _NO_WRAPPERS = {}
+_IS_KNOWN = numba.__version__.startswith(_KNOWN_NUMBA)
+_NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if _IS_KNOWN else {}  # not documented
 
 
 class _Cache(FunctionCache):
@@ -71,6 +72,44 @@ def sources_digest(folder: Path) -> bytes:
     return digest.digest()
 
 
+class _HelperLibrary(JITCodeLibrary):
+    """The code of a ``helper``, which is optimised and becomes machine code as a part of kernels only."""
+
+    def _optimize_final_module(self) -> None: ...
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+
+class _KernelLibrary(JITCodeLibrary):
+    """A kernel's code with all its helpers. It is optimised once: numba's first run is for counts of references, which
+    kernels do not have.
+    """
+
+    def _optimize_final_module(self) -> None:
+        passes, builder = self._codegen._module_pass_manager()
+        passes.run(self._final_module, builder)
+
+
+class _HelperCompiler(Compiler):
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        context = self.state.targetctx  # a copy, for this function
+        self.state.library = _HelperLibrary(context.codegen(), func.__qualname__)
+        context.get_executable = lambda *_: [].append  # numba's key: a built-in function, another one for each helper
+        return super().compile_extra(func)
+
+
+class _KernelCompiler(Compiler):
+    def compile_extra(self, func: Callable[..., Any]) -> Any:
+        library = _KernelLibrary(self.state.targetctx.codegen(), func.__qualname__)
+        library.enable_object_caching()
+        self.state.library = library
+        return super().compile_extra(func)
+
+
+_HELPERS, _KERNELS = (_HelperCompiler, _KernelCompiler) if _IS_KNOWN else (Compiler, Compiler)
+
+
 class MachineCode:
     """Owns the code of ``void f(...)``, which lies at ``address``. ``is_new``: it was compiled, not found on disk."""
 
@@ -82,12 +121,12 @@ def helper(function: Callable[..., Any]) -> Any:
     """A function for kernels. Python cannot call it: the code for that would take a sixth of the time that kernels take
     to compile.
     """
-    return numba.njit(**_NO_WRAPPERS)(function)
+    return numba.njit(pipeline_class=_HELPERS, error_model="numpy", **_NO_WRAPPERS)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A ``helper`` that becomes a part of each function that calls it."""
-    return numba.njit(forceinline=True, **_NO_WRAPPERS)(function)
+    return numba.njit(forceinline=True, pipeline_class=_HELPERS, error_model="numpy", **_NO_WRAPPERS)(function)
 
 
 @cache
@@ -103,7 +142,7 @@ def machine_code(function: Callable[..., None], *arguments: types.Type) -> Machi
         if "cannot cache" not in str(error):
             raise
     else:
-        address = cache.load_address(code._sig) if numba.__version__.startswith(_KNOWN_NUMBA) else 0
+        address = cache.load_address(code._sig) if _IS_KNOWN else 0
         if address:
             return MachineCode(code, address, is_new=False)
     code.compile()
@@ -119,7 +158,7 @@ def is_on_disk(function: Callable[..., None], *arguments: types.Type) -> bool:
 
 
 def _c_function(function: Callable[..., None], arguments: tuple[types.Type, ...]) -> Any:
-    return CFunc(function, (arguments, types.void), {}, {"error_model": "numpy"})
+    return CFunc(function, (arguments, types.void), {}, {"error_model": "numpy"}, pipeline_class=_KERNELS)
 
 
 def c_call(address: int, num_arguments: int) -> Callable[..., None]:

@@ -17,7 +17,6 @@ from .llvm import LANES
 from .machine_code import inlined
 from .tensors import KINDS, check_range, team_size
 from .vector import (
-    add16,
     fused16,
     get_f16,
     get_f32,
@@ -25,12 +24,10 @@ from .vector import (
     get_i64,
     load16_i8,
     max16,
-    mul16,
     put,
     put_f32,
     put_i32,
     splat16,
-    sub16,
     sum16,
     take_number,
 )
@@ -135,10 +132,10 @@ def _sum_sizes(call: SizesCall, bits: int) -> None:
             for half in range(2):
                 w = load16_i8(q, GROUP_LEN * group + LANES * half)
                 if bits == 4:
-                    w = fused16(splat16(get_f32(zeros, group)), scale, sub16(w, centre))
+                    w = fused16(splat16(get_f32(zeros, group)), scale, w - centre)
                 else:
-                    w = mul16(scale, w)
-                total = add16(total, max16(w, sub16(nothing, w)))
+                    w = scale * w
+                total = total + max16(w, nothing - w)
         put_f32(sums, output, sum16(total))
         output = take_number(counters(call), TASK)
 

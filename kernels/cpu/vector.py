@@ -9,12 +9,14 @@ the code around it.
 import inspect
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.core.typing import signature
+from numba.core.typing.templates import ConcreteTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from .llvm import (
     F32,
@@ -295,30 +297,26 @@ def splat16(builder: Any, value: Any) -> Any:
     return splat(builder, value)
 
 
-@compiled(vector16, vector16, vector16)
-def add16(builder: Any, a: Any, b: Any) -> Any:
+def _add(builder: Any, a: Any, b: Any) -> Any:
     return builder.fadd(a, b, flags=FUSED)
 
 
-@compiled(vector16, vector16, vector16)
-def sub16(builder: Any, a: Any, b: Any) -> Any:
+def _sub(builder: Any, a: Any, b: Any) -> Any:
     return builder.fsub(a, b, flags=FUSED)
 
 
-@compiled(vector16, vector16, vector16)
-def mul16(builder: Any, a: Any, b: Any) -> Any:
+def _mul(builder: Any, a: Any, b: Any) -> Any:
     return builder.fmul(a, b, flags=FUSED)
+
+
+def _div(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fdiv(a, b)
 
 
 @compiled(vector16, vector16, vector16, vector16)
 def fused16(builder: Any, total: Any, a: Any, b: Any) -> Any:
     """total + a * b, rounded once where the machine can."""
     return fused(builder, total, a, b)
-
-
-@compiled(vector16, vector16, vector16)
-def div16(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fdiv(a, b)
 
 
 @compiled(vector16, vector16, vector16)
@@ -484,23 +482,22 @@ def exp2(builder: Any, x: Any) -> Any:
     return exp2_each(builder, [x], F32)[0]
 
 
-def _overload_operator(symbol: Any, function: Any) -> None:
-    def typing(a: Any, b: Any) -> Any:
-        def run(a: Any, b: Any) -> Any:
-            return function(a, b)
-
-        return run if isinstance(a, Vector16) and isinstance(b, Vector16) else None
-
-    overload(symbol)(typing)
+class _VectorOperator(ConcreteTemplate):
+    cases: ClassVar = [signature(vector16, vector16, vector16)]
 
 
-for _symbol, _intrinsic in (
-    (operator.add, add16),
-    (operator.sub, sub16),
-    (operator.mul, mul16),
-    (operator.truediv, div16),
+def _emit_operator(emit: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda context, builder, signature, values: emit(builder, *values)
+
+
+for _symbol, _emit in (
+    (operator.add, _add),
+    (operator.sub, _sub),
+    (operator.mul, _mul),
+    (operator.truediv, _div),
 ):
-    _overload_operator(_symbol, _intrinsic)
+    infer_global(_symbol)(type("_VectorOperator", (_VectorOperator,), {}))
+    lower_builtin(_symbol, vector16, vector16)(_emit_operator(_emit))
 
 
 @inlined

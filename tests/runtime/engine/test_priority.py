@@ -52,3 +52,14 @@ def test_a_system_without_priorities_of_threads_changes_nothing(monkeypatch):
 
     monkeypatch.setattr(os, "setpriority", refuse)
     behind_steps()
+
+
+def test_elsewhere_than_on_linux_no_process_is_lowered(monkeypatch):
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "setpriority", lambda *args: asked.append(args))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    behind_steps()
+    assert asked == []
+    monkeypatch.setattr(sys, "platform", "linux")
+    behind_steps()
+    assert [one[:2] for one in asked] == [(os.PRIO_PROCESS, threading.get_native_id())]
