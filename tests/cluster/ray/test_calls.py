@@ -223,6 +223,8 @@ def test_calls_whose_caller_was_killed_end_when_the_engine_has_fewer_programs():
         ({"model": "m", "max_rebalanced": 9}, "max_rebalanced=9: it must be 0 to 8"),
         ({"model": "m", "engine": {"model": "n"}}, "args.engine.model: the model is args.model"),
         ({"model": "m", "engine": {"slots": 4}}, "args.engine: Object contains unknown field `slots`"),
+        ({"model": "m", "engine": {"nnodes": 2}}, "nnodes=2: it must divide the 1 ranks of the model"),
+        ({"model": "m", "engine": {"node_rank": 1}}, "node_rank=1: on Ray each replica finds its machines"),
         ({"model": "m", "drain_s": 0}, "args.drain_s=0.*: it must be above 0 seconds"),
         ({"model": "m", "step_timeout_s": 0}, "step_timeout_s=0.*: it must be above 0 seconds"),
         ({"model": "m", "autoscaling": {"target": 4}}, "autoscaling.target: it is not one of start_s, goal_s"),
