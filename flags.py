@@ -45,6 +45,7 @@ ENGINE_HELP = {
     "speculative": "auto drafts tokens where that is faster; no answer changes",
     "max_draft": "most draft tokens of one sequence in a step",
     "draft_model": "a smaller model that drafts too; self:N is N of the model's layers",
+    "draft_adapters": "the draft model's own adapter for texts with that adapter of the model; may be repeated",
     "cuda_graphs": "on a GPU, auto runs decode steps as CUDA graphs",
     "overlap": "on a GPU, auto does the host work of a step while the GPU computes the next",
     "gpu_memory_fraction": "share of a GPU's memory that the engine may take",
@@ -79,10 +80,11 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, without: Collection[str
             options["action"] = argparse.BooleanOptionalAction
         elif typing.get_origin(kind) is Literal:
             options["choices"] = typing.get_args(kind)
-        elif field.name == "adapters":
-            flags = ("--adapter", "--adapters")
+        elif kind == dict[str, str]:
+            plural = f"--{field.name.replace('_', '-')}"
             metavar, explained = "NAME=PATH", ENGINE_HELP[field.name]
-            group.add_argument(*flags, action=_AddNamed, default={}, metavar=metavar, help=explained, dest="adapters")
+            flags = (plural.removesuffix("s"), plural)
+            group.add_argument(*flags, action=_AddNamed, default={}, metavar=metavar, help=explained, dest=field.name)
             continue
         elif typing.get_origin(kind) is dict:
             options |= {"type": _parse_weights, "default": {}, "metavar": "NAME=WEIGHT,..."}

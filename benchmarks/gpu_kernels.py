@@ -133,14 +133,13 @@ def adapters(bench: Bench) -> None:
     down, up = bench.randn(count, rank, width) / width**0.5, bench.randn(count, width, rank)
     for rows in (64, 4096) if not bench.smoke else (9,):
         x, y = bench.randn(rows, width), bench.randn(rows, width)
-        groups = Groups.of(torch.arange(rows, device=bench.device) % (count + 1) - 1, count)
-        scales = torch.rand(rows, device=bench.device)
+        groups = Groups(torch.arange(rows, device=bench.device) % (count + 1) - 1, count)
         inputs = (x, down, up, groups)
         bench.add(
             "adapters",
             f"{rows:,} x {width:,}, {count} of rank {rank}",
-            partial(triton_backend().add_adapters, y.clone(), *inputs, scales=scales),  # in place: run once
-            partial(reference.add_adapters, y, *inputs, scales=scales),
+            partial(triton_backend().add_adapters, y.clone(), *inputs),  # in place: run once
+            partial(reference.add_adapters, y, *inputs),
             roofline.add_adapters(
                 rows, width, width, rank=rank, adapters=min(rows, count), element=bench.dtype.itemsize
             ),

@@ -9,7 +9,8 @@ slots, and by experts. A share is the whole model's memory over the number of ra
 rank with other slots, it is what the rank reads. *Experts*: the share of the tokens that the busiest group of ranks
 computes, for random choices that fall off by Zipf's law and change halfway; counted, not timed. *Prompt* (``--only
 prompt`` alone): the processor time of each rank for a prompt of ``--tokens`` tokens and its first answer token, and the
-time that a client waits, the least of five.
+time that a client waits, the least of five. *Step* (``--only step`` alone): a decode step of one token in each rank,
+from a tape and call by call in turns: the processor time of the thread that runs it, and the time until its end.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from typing import Any
 import numpy as np
 import phloem
 import torch
-from phloem import benchmarks
+from phloem import benchmarks, kernels
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.layers.batch import StepArrays
+from phloem.runtime.executor.replays import Replays
+from phloem.runtime.layers.batch import ForwardBatch, StepArrays
 from phloem.runtime.layers.embedding import NoEmbedding
+from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
 from phloem.runtime.parallel.expert_copies import REVIEW_TOKENS
 from phloem.runtime.parallel.expert_places import BLOCK, Places
@@ -45,6 +48,7 @@ from phloem.runtime.parallel.rank import weight_bytes
 from phloem.runtime.parallel.sharding import even_parts
 from phloem.runtime.parallel.split import RankSplit
 from phloem.runtime.scheduler import DecodePart, PlanRow, StepPlan
+from phloem.runtime.weights.resolve import resolve_model
 from phloem.tests.runtime.models.tiny import make_tiny_model
 
 SIZES: dict[str, Any] = {
@@ -261,6 +265,45 @@ def measure_prompt(model: str, split: str, ranks: int, num_tokens: int) -> dict[
     return {"split": split, "ranks": ranks, "tokens": num_tokens, "waited_s": min(waited_s[1:]), "processor_s": ranks_s}
 
 
+def run_steps(model: str, folder: str, rank: int, size: int, repeats: int, answer: Any) -> None:
+    """Puts [2, repeats, 2] on ``answer``: seconds of the processor and of the clock, from a tape and call by call."""
+    group = connect(Path(folder), rank=rank, size=size, timeout_s=60.0)
+    kernels.set_threads(1)
+    split = RankSplit(group, Mesh(tensor=size)) if size > 1 else None
+    loaded = load_model(resolve_model(model), EngineConfig(model=model), split=split)
+    kernels.set_kernel_threads(1)
+    num_warm, times_s = 5, np.zeros((2, repeats + 5, 2))
+    kv = KVPool.for_model(loaded.config, num_slots=2 * times_s.shape[1], dtype=loaded.kv_dtype, device=loaded.device)
+    tapes, table = Replays(loaded, kv), np.zeros((1, kv.num_slots), np.int32)
+    with torch.inference_mode():
+        for position in range(kv.num_slots):
+            slots = np.arange(position + 1, dtype=np.int32)
+            row = PlanRow(0, 0, position, np.array([5], np.int32), slots, 0, 1)
+            batch = ForwardBatch.from_plan(StepPlan(0, (row,)), table)
+            begun_s, processor_s = time.perf_counter(), time.thread_time()
+            features = loaded.features(batch, kv) if position % 2 else tapes.forward(batch)
+            assert features is not None, "this step has no tape"
+            found = time.thread_time() - processor_s, time.perf_counter() - begun_s
+            times_s[position % 2, position // 2] = found
+    answer.put(times_s[:, num_warm:])
+
+
+def measure_steps(spawn: Any, model: str, size: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Of the first rank that answers: all do the same."""
+    answer = spawn.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            spawn.Process(target=run_steps, args=(model, folder, rank, size, repeats, answer)) for rank in range(size)
+        ]
+        for rank in ranks:
+            rank.start()
+        times_ms = 1e3 * np.median(answer.get(), axis=1)
+        for rank in ranks:
+            rank.join()
+    names = ("processor_ms", "waited_ms")
+    return {way: dict(zip(names, times_ms[i].tolist(), strict=True)) for i, way in enumerate(("tape", "calls"))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=500)
@@ -268,8 +311,8 @@ def main() -> None:
     parser.add_argument("--exponent", type=float, default=0.8, help="of Zipf's law, by which experts are chosen")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--split", choices=("tensor", "sequence"), default="tensor")
-    parser.add_argument("--only", choices=("orders", "memory", "experts", "prompt"))
-    parser.add_argument("--model", default="smollm2", help="of --only prompt")
+    parser.add_argument("--only", choices=("orders", "memory", "experts", "prompt", "step"))
+    parser.add_argument("--model", default="smollm2", help="of --only prompt and step")
     parser.add_argument("--tokens", type=int, default=2000, help="of --only prompt")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -281,6 +324,10 @@ def main() -> None:
         for size in (1, *args.ranks):
             report["prompt"].append(measure_prompt(args.model, args.split, size, args.tokens))
             print(report["prompt"][-1])
+    if args.only == "step":
+        report["step"] = {size: measure_steps(spawn, args.model, size, args.repeats) for size in (1, *args.ranks)}
+        for size, ways in report["step"].items():
+            print(f"{size} ranks: {ways}")
     if args.only in (None, "experts"):
         report["experts"] = []
         for num_experts, num_groups, per_token in ((8, 4, 2), (128, 8, 8)):
@@ -303,9 +350,9 @@ def main() -> None:
         for name, figures in report["orders"].items():
             print(f"{args.rows} rows, {name}: " + ", ".join(f"{key} {value:.3f}" for key, value in figures.items()))
     if args.only in (None, "memory"):
-        folder = Path(tempfile.mkdtemp())
-        dense = make_tiny_model(folder / "dense", seed=0, dtype=torch.bfloat16, **SIZES)
-        mixture = make_tiny_model(folder / "mixture", seed=0, family="qwen3_moe", dtype=torch.bfloat16, **MIXTURE)
+        models = Path(tempfile.mkdtemp())
+        dense = make_tiny_model(models / "dense", seed=0, dtype=torch.bfloat16, **SIZES)
+        mixture = make_tiny_model(models / "mixture", seed=0, family="qwen3_moe", dtype=torch.bfloat16, **MIXTURE)
         tensors = [Mesh(tensor=size) for size in args.ranks]
         stages = [Mesh(pipeline=size) for size in args.ranks]
         slots = [Mesh(sequence=size) for size in args.ranks]

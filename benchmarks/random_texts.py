@@ -88,9 +88,11 @@ class RandomTexts:
 
     def _way_on(self, machine: Machine, start: int, alphabet: bytes) -> bytes | None:
         """The bytes to the end of the text, out of the current value, or to a property that may be required."""
-        depth_of = machine.stack_depths
-        configs = machine.configs
-        start_depth = depth_of[configs[start][2]]
+
+        def depth_of(config: int) -> int:
+            return machine.stack_depths[machine.place(config)[2]]
+
+        start_depth = depth_of(start)
         heap = [(start_depth, 0, start, b"")]
         seen = {start}
         while heap and len(seen) < MAX_TRIED:
@@ -106,11 +108,11 @@ class RandomTexts:
                         self.names.remove(name)  # try this name last next time
                         self.names.append(name)
                         return way + name
-            for byte in (*self._bytes_of(machine, configs[config][0], alphabet), *spaces):
+            for byte in (*self._bytes_of(machine, machine.place(config)[0], alphabet), *spaces):
                 following = machine.advance_bytes(config, bytes([byte]))
                 if following >= 0 and following not in seen:
                     seen.add(following)
-                    heapq.heappush(heap, (depth_of[configs[following][2]], length + 1, following, way + bytes([byte])))
+                    heapq.heappush(heap, (depth_of(following), length + 1, following, way + bytes([byte])))
         return None
 
     @staticmethod

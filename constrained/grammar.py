@@ -88,6 +88,7 @@ class Matcher:
         "_machine",
         "_margin",
         "_masks",
+        "_num_tokens",
         "_plans",
         "error",
         "grammar",
@@ -99,6 +100,7 @@ class Matcher:
         self._machine = grammar.machine
         self._masks = grammar.masks
         self._known = grammar.masks.known
+        self._num_tokens = len(grammar.machine.vocabulary.tokens)
         self._configs = [grammar.start]
         self._finished = False
         self._limit = self._free_until = _NEVER  # of tokens; of tokens up to which masks are not looked at
@@ -163,16 +165,20 @@ class Matcher:
         """Take one token; False, with ``error`` set, if the grammar refuses it."""
         configs, machine = self._configs, self._machine
         is_far = len(configs) <= self._free_until
-        if is_far and self.error is None and not self._finished:
-            known = machine.edge(configs[-1], token_id)
-            if known is not None:
-                configs.append(known)
+        if is_far and self.error is None and not self._finished and 0 <= token_id < self._num_tokens:
+            following = machine.edge(configs[-1], token_id)
+            if following is None:
+                following = machine.derive_quickly(configs[-1], token_id)
+            if following >= 0:
+                configs.append(following)
                 return True
         if self.error is not None:
             return False
         if self._finished:
             return self._refuse(token_id, "the text has ended")
         vocabulary = machine.vocabulary
+        if not 0 <= token_id < self._num_tokens:
+            return self._refuse(token_id, f"the vocabulary has {len(vocabulary):,} tokens")
         if token_id == vocabulary.eos:
             if not machine.may_end(configs[-1]):
                 return self._refuse(token_id, "the text may not end here")
@@ -180,10 +186,8 @@ class Matcher:
                 self._closed_from = min(self._closed_from, self.num_tokens)
             self._finished = True
             return True
-        if not 0 <= token_id < len(vocabulary.tokens):
-            return self._refuse(token_id, f"the vocabulary has {len(vocabulary):,} tokens")
         try:
-            following = (machine.derive if is_far else machine.advance)(configs[-1], token_id)
+            following = machine.advance(configs[-1], token_id)
         except GrammarError as error:
             return self._refuse(token_id, str(error))
         if following < 0:
@@ -334,7 +338,7 @@ class Matcher:
     def clone(self) -> "Matcher":
         twin = Matcher.__new__(Matcher)
         twin.grammar, twin.error, twin._machine = self.grammar, self.error, self._machine
-        twin._masks, twin._known = self._masks, self._known
+        twin._masks, twin._known, twin._num_tokens = self._masks, self._known, self._num_tokens
         twin._configs = self._configs.copy()
         twin._finished = self._finished
         twin._limit, twin._free_until, twin._margin = self._limit, self._free_until, self._margin

@@ -1,6 +1,7 @@
 """The ops of the decoder and of sampling for each device, and the plain-torch reference of each."""
 
 from .backend import (
+    adapter_tables,
     add_adapters,
     apply_edits,
     gather_logprobs,
@@ -34,6 +35,7 @@ __all__ = [
     "Sampled",
     "SharedPrefixes",
     "Sharing",
+    "adapter_tables",
     "add_adapters",
     "apply_bitmask",
     "apply_edits",

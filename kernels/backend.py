@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import reference
 from .batch import LogitEdits, SampleBatch, Sampled
-from .cpu import activation, attention, edits, experts, norm, rope, sampling
+from .cpu import activation, adapters, attention, edits, experts, norm, rope, sampling
 from .groups import Groups
 from .quantized_weight import Experts, QuantizedWeight
 from .shared import SharedPrefixes, Sharing
@@ -216,15 +216,23 @@ class MixExperts(Protocol):
 
 
 class AddAdapters(Protocol):
-    """y [T, N] += scales[t] * (x [T, K] @ down[a].T) @ up[a].T, in place, with a the token's adapter.
+    """y [T, N] += (x [T, K] @ down[a].T) @ up[a].T, in place, with a the token's adapter.
 
-    down [A, r, K], up [A, N, r], scales float32 [T]; a token without an adapter keeps its y.
+    down [A, r, K], up [A, N, r]; a token without an adapter keeps its y.
+    """
+
+    def __call__(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups, /) -> Tensor:
+        return backend_of(x).add_adapters(y, x, down, up, adapters)
+
+
+class AdapterTables(Protocol):
+    """Zeros for ``add_adapters``, down [count, rank, width] and up [count, num_outputs, rank], laid out as the device's
+    kernel reads them.
     """
 
     def __call__(
-        self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups, /, *, scales: Tensor
-    ) -> Tensor:
-        return backend_of(x).add_adapters(y, x, down, up, adapters, scales=scales)
+        self, count: int, rank: int, width: int, num_outputs: int, dtype: torch.dtype, device: torch.device, /
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 class ApplyBitmask(Protocol):
@@ -290,6 +298,7 @@ class Backend:
     route_experts: RouteExperts = reference.route_experts
     mix_experts: MixExperts = reference.mix_experts
     add_adapters: AddAdapters = reference.add_adapters
+    adapter_tables: AdapterTables = reference.adapter_tables
     apply_bitmask: ApplyBitmask = reference.apply_bitmask
     apply_edits: ApplyEdits = reference.apply_edits
     sample: Sample = reference.sample
@@ -308,6 +317,8 @@ CPU = Backend(
     silu_mul=activation.silu_mul,
     gelu_mul=activation.gelu_mul,
     mix_experts=experts.mix_experts,
+    add_adapters=adapters.add_adapters,
+    adapter_tables=adapters.adapter_tables,
     paged_attention=attention.paged_attention,
     partial_attention=attention.partial_attention,
     shared_prefix_attention=attention.shared_prefix_attention,
@@ -413,6 +424,14 @@ def silu_mul(x: Tensor) -> Tensor:
 def gelu_mul(x: Tensor) -> Tensor:
     """[..., 2I] -> [..., I]: gelu(x[..., :I]) * x[..., I:], gelu by its tanh formula."""
     return backend_of(x).gelu_mul(x)
+
+
+def adapter_tables(
+    count: int, rank: int, *, width: int, num_outputs: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """As ``AdapterTables``, for a model's activations of ``dtype``."""
+    make = backend_of(torch.empty(0, dtype=dtype, device=device)).adapter_tables
+    return make(count, rank, width, num_outputs, dtype, device)
 
 
 def sharing_of(device: torch.device, *, group: int) -> Sharing | None:

@@ -3,26 +3,36 @@
 rows of groups    2 0 - 2 0      order  1 4 | | 0 3 | 2      starts  0 2 2 4 5
 """
 
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
 class Groups:
-    """Rows sorted by group. Made on the device; the host does not read it, which would wait for the device."""
+    """``ids`` int [P]: each row's group, -1 for a row in none.
 
-    num_groups: int
-    ids: Tensor  # int [P], -1: in no group
-    order: Tensor  # int32 [P]: rows by group, rows in no group last
-    starts: Tensor  # int32 [groups + 2]
+    Rows are sorted on the device, where a kernel first needs that; the host does not read the result, which would wait
+    for the device. ``blocks``: by block length what a kernel has made of ``starts``, for its next calls.
+    """
 
-    @classmethod
-    def of(cls, group_ids: Tensor, num_groups: int) -> "Groups":
-        """``group_ids`` int [P], -1 for a row in no group."""
-        ids = torch.where(group_ids < 0, num_groups, group_ids).long()
-        counts = torch.zeros(num_groups + 1, dtype=torch.int32, device=ids.device)
+    def __init__(self, ids: Tensor, num_groups: int) -> None:
+        self.ids, self.num_groups = ids, num_groups
+        self.blocks: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @cached_property
+    def order(self) -> Tensor:
+        """int32 [P]: rows by group, rows in no group last."""
+        return self._numbers.argsort(stable=True).int()
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """int32 [groups + 2]"""
+        ids = self._numbers
+        counts = torch.zeros(self.num_groups + 1, dtype=torch.int32, device=ids.device)
         counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
-        starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-        return cls(num_groups, group_ids, ids.argsort(stable=True).int(), starts)
+        return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+
+    @property
+    def _numbers(self) -> Tensor:
+        return torch.where(self.ids < 0, self.num_groups, self.ids).long()

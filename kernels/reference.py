@@ -180,12 +180,19 @@ def quantized_product(
     return (y if bias is None else y + bias.float()).to(out_dtype or x.dtype)
 
 
-def add_adapters(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups, *, scales: Tensor) -> Tensor:
+def adapter_tables(
+    count: int, rank: int, width: int, num_outputs: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    down = torch.zeros(count, rank, width, dtype=dtype, device=device)
+    return down, torch.zeros(count, num_outputs, rank, dtype=dtype, device=device)
+
+
+def add_adapters(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups) -> Tensor:
     for adapter in adapters.ids.unique().tolist():
         if adapter >= 0:
             rows = (adapters.ids == adapter).nonzero().squeeze(1)
             added = x[rows].float() @ down[adapter].float().T @ up[adapter].float().T
-            y[rows] = (y[rows].float() + added * scales[rows].unsqueeze(-1)).to(y.dtype)
+            y[rows] = (y[rows].float() + added).to(y.dtype)
     return y
 
 

@@ -26,7 +26,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     0: as many as fit. ``max_step_tokens``: the token budget of one step; ``prefill_chunk``: the most of it that one
     sequence's prompt takes. ``speculative="auto"``: tokens are
     drafted where that is expected to be faster, at most ``max_draft`` per sequence and step. ``draft_model``: a smaller
-    model of the same vocabulary that drafts too; ``self:N`` is N of the model's own layers. ``host_cache_bytes``:
+    model of the same vocabulary that drafts too; ``self:N`` is N of the model's own layers, with its adapters.
+    ``draft_adapters``: by name of an adapter, the folder of the draft model's own one. ``host_cache_bytes``:
     host memory for KV evicted from the pool; ``disk_cache``: a folder for KV that outlives the process, up to
     ``disk_cache_bytes``; ``shared_cache``: a bucket in its place, as ``s3://BUCKET/PREFIX``, up to
     ``shared_cache_bytes``. ``cache_format``: the number format of all of them; ``auto`` is the pool's, ``int8`` and
@@ -79,6 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     speculative: Literal["auto", "off"] = "auto"
     max_draft: int = 31
     draft_model: str = ""
+    draft_adapters: dict[str, str] = {}
     cuda_graphs: Literal["auto", "off"] = "auto"
     overlap: Literal["auto", "off"] = "auto"
     gpu_memory_fraction: float = 0.9

@@ -85,6 +85,7 @@ def test_serve_takes_every_setting_of_the_engine(model: str, served: Served) -> 
                 "order": "shortest",
                 "cpu_isa": "portable",
                 "adapters": {"poet": "adapters/poet=1"},
+                "draft_adapters": {"poet": "adapters/little-poet"},
                 "tenant_weights": {"garden": 2.0, "a=b": 1.0},
             }.get(field.name, type(value)(7) if isinstance(value, int | float) else "other")
             shown = ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)

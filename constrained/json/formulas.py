@@ -14,6 +14,7 @@ from ..spec import GrammarTooComplex
 FALSE, TRUE = 0, 1
 MAX_CLAUSES = 512
 FEW_CASES = 8  # with more, ``some_clause`` first drops the alternatives that fail by themselves
+SOME_CASES = 64  # of one alternative, before it does so within the alternative
 Leaf = tuple  # ("kind", ...)
 SignedLeaf = tuple[int, bool]  # a leaf's formula; False: the leaf is negated
 
@@ -256,31 +257,47 @@ class Formulas:
                     return False
             return is_held(chosen)
 
-        parts = self.nodes[formula][1:] if self.nodes[formula][0] == "and" else (formula,)
-        choices = [p for p in parts if self.nodes[p][0] == "or"]
-        try:
+        def search_within(most: int, at: int, checks_parts: bool) -> bool | None:
+            """None where ``most`` questions do not tell."""
+            left = budget[0]
+            budget[0] = most = min(most, left)
+            try:
+                return search((at,), {}, checks_parts)
+            except _OutOfFuel:
+                return None
+            finally:
+                budget[0] = left - most + max(budget[0], 0)
+
+        def is_some(at: int) -> bool:
+            """Whether ``holds`` is true of any clause of an alternative."""
+            found = search_within(SOME_CASES, at, True)
+            return solve(at) if found is None else found
+
+        def solve(at: int) -> bool:
+            node = self.nodes[at]
+            parts = node[1:] if node[0] == "and" else (at,)
+            choices = [p for p in parts if self.nodes[p][0] == "or"]
             is_short = prod(len(self.nodes[p]) - 1 for p in choices) <= FEW_CASES
-            budget[0] = fuel if is_short else FEW_CASES
-            try:
-                return search((formula,), {}, False)
-            except _OutOfFuel:
-                if is_short:
-                    raise
-            budget[0] = fuel
+            if is_short and node[0] == "and":
+                return search((at,), {}, False)
+            found = search_within(FEW_CASES, at, False)
+            if found is not None:
+                return found
+            if node[0] == "or":
+                return any(map(is_some, node[1:]))
             certain = tuple(p for p in parts if self.nodes[p][0] != "or")
-            parts = certain
-            for choice in choices:
-                alone = [p for p in self.nodes[choice][1:] if search((*certain, p), {}, True)]
-                parts += (self.disjunction(alone),)
-            if FALSE in parts:
+            alone = [
+                self.disjunction([p for p in self.nodes[choice][1:] if search((*certain, p), {}, True)])
+                for choice in choices
+            ]
+            left = self.conjunction([*certain, *alone])
+            if left == FALSE:
                 return False
-            formula = self.conjunction(parts)
-            left, budget[0] = budget[0], FEW_CASES
-            try:
-                return search((formula,), {}, False)
-            except _OutOfFuel:
-                budget[0] = left
-                return search((formula,), {}, True)
+            found = search_within(FEW_CASES, left, False)
+            return search((left,), {}, True) if found is None else found
+
+        try:
+            return solve(formula)
         except _OutOfFuel:
             raise _too_many_cases(fuel) from None
 

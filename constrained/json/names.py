@@ -85,7 +85,7 @@ def spelled(name: str) -> bytes:
     return encode_basestring(name)[1:-1].encode()
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def name_nodes(data, lengths, order):
     """int32 [N, 5], the nodes of a trie in depth-first order, the root first: the byte that leads to the node, its
     parent, the sorted positions [first, last) of the names under it, and the class of the name that ends there, 0 for
@@ -124,7 +124,7 @@ def name_nodes(data, lengths, order):
     return nodes[:num_nodes]
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def trie_moves(nodes, start, ends):
     """What ``Machine.add_sparse_states`` takes of the nodes, whose states are ``start`` and on: a node's moves lead to
     its children, and with the quote of a name that ends there to ``ends[cls - 1]``."""
@@ -149,7 +149,7 @@ def trie_moves(nodes, start, ends):
     return begins, moves
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def allowed_nodes(bits, order, nodes, allowed):
     """Set ``allowed[n]`` where a name whose bit is set is under node n."""
     sums = np.zeros(len(order) + 1, np.int32)  # of the set bits at sorted positions

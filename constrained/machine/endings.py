@@ -228,7 +228,7 @@ class Endings:
         trie = self._masks.walker.whole
         groups = np.full(len(self._masks.vocabulary), -1, np.int32)
         machine.begin()
-        self._path[0] = machine.configs[config][:3]
+        self._path[0] = machine.place(config)[:3]
         at = num_places = 0
         table = np.full(8 * len(self._places), -1, np.int32)
         while True:
@@ -297,7 +297,7 @@ class Endings:
             if at < 0:
                 return self._apart(config)
             begin = found.end()
-            _, _, stack, reading = machine.configs[at]
+            _, _, stack, reading = machine.place(at)
             if machine.items.begins_item(reading, stack, machine.stack_depths):
                 spent = machine.fuel.spent
                 is_stuck = machine.is_stuck(at)
@@ -336,7 +336,7 @@ class Endings:
         """Texts that lead out of the value under way, each with the configuration behind it; -1 where the whole text
         may end."""
         machine = self._machine
-        state, aux, stack, _ = machine.configs[config]
+        state, aux, stack, _ = machine.place(config)
         lazy = machine.lazy.get(state)
         if lazy is not None:
             return [(lazy.ending(self._word_of), -1)]

@@ -15,6 +15,7 @@ the number of characters in a string whose length is bounded. ``reading`` is the
 ``ItemReader`` of each array around the place, 0 where there is none.
 """
 
+import struct
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
@@ -43,6 +44,7 @@ MAX_CONFIGS = 1 << 20
 STACK_ROOM = 1 << 16  # for stacks that a compiled walk pushes
 MAX_EDGES = 16_384  # that are remembered of each ``1 << SHARD_BITS`` configurations
 SHARD_BITS = 12
+PLACE = struct.Struct("4q")
 
 
 def _fill_one_byte(byte: int, state: int, row: np.ndarray) -> None:
@@ -66,7 +68,6 @@ class Machine:
         self.vocabulary = vocabulary
         self.lock = threading.RLock()
         self.fuel = Fuel()
-        self._is_text = vocabulary.is_text.tobytes()
         self.expressions = Expressions(vocabulary.has_byte, fuel=self.fuel)
         self.reach = TokenReach(self.expressions, vocabulary)
         self.max_states = max_states
@@ -129,7 +130,7 @@ class Machine:
         self.short_twins: dict[int, Callable[[], tuple[int, int]]] = {}  # see ``set_short_twin``
         self._single: dict[int, Callable[[int], int]] = {}
         self._unsettled: dict[int, Callable[[], None]] = {}
-        self.item_readers: dict[int, ItemReader] = {}  # by frame
+        self.item_readers: dict[int, ItemReader] = {}  # by frame; ``READS_ITEMS`` says whether there are any
         self.items = ItemTexts()
         self.only_repeats: Callable[[int], bool] | None = None  # whether a configuration leads to nothing else
         self.closings: dict[int, Callable[[], bytes]] = {}  # by frame; see ``add_frame``
@@ -138,23 +139,22 @@ class Machine:
 
         self.set_array(walk.TOKEN_BYTES, vocabulary.token_bytes)
         self.set_array(walk.TOKEN_OFFSETS, vocabulary.token_offsets)
+        self.set_array(walk.TOKEN_KIND, (vocabulary.is_text + vocabulary.having(b"[").astype(np.uint8)))
         depth = vocabulary.trie.max_depth + 2
         for slot in (walk.STATE_AT, walk.AUX_AT, walk.STACK_AT):
             self.set_array(slot, np.zeros(depth, np.int64))
 
-        # A stack is a (frame, parent stack) pair; 0 is the empty one. Python reads single entries of stacks and
-        # configurations faster from these lists than from the arrays, which hold the same.
-        self.stack_frames = [0]
-        self.stack_parents = [0]
-        self.stack_depths = [0]
-        self.configs: list[tuple[int, int, int, int]] = []
+        # A stack is a (frame, parent stack) pair; 0 is the empty one.
         for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
             self.set_array(slot, untouched((2 * STACK_ROOM,), np.int32))
         self.set_array(walk.CONFIGS, untouched((MAX_CONFIGS, 4), np.int64))
         self.control[walk.NUM_STACKS] = 1
-        self._make_tables(1 << 18, 1 << 21)
         # A dictionary for each 4,096 configurations: one for all would stop everybody when it grows, which copies it.
-        self._edges: list[dict[tuple[int, int], int]] = []
+        # A token's key is ``config * _stride + token``: the garbage collector does not look at ints. The stride is odd,
+        # so that the keys of one token do not meet in a dictionary.
+        self._edges: list[dict[int, int]] = []
+        self._stride = len(vocabulary) | 1
+        self._make_tables(1 << 18, 1 << 21)
         self._failed_edges: dict[tuple[int, int], GrammarError] = {}  # that took too much work
         self._may_end: dict[int, bool] = {}
         self.control[walk.NUM_NOTED] = -1
@@ -167,7 +167,7 @@ class Machine:
         self.row(
             self.add_sparse_states(1, lambda first: (np.zeros(2, np.int32), np.zeros((0, 3), np.int32)), DEAD_STATE)
         )
-        walk.step_token(self.control, 0, 0, DEAD_STATE, 0, 0, 1)
+        walk.step_token(self.control, 0, 0, DEAD_STATE, 0, 0)
         walk.advance(self.control, self.config(DEAD_STATE, 0, 0), 0)
         walk.set_row(np.zeros(256, np.int32), np.zeros(256, np.int32), self.missing)
 
@@ -360,6 +360,7 @@ class Machine:
         self._returns.append(returns)
         if reader is not None:
             self.item_readers[frame] = reader
+            self.control[walk.READS_ITEMS] = 1
         if closing is not None:
             self.closings[frame] = closing
         if decides:
@@ -538,7 +539,7 @@ class Machine:
             self.num_states - self.num_sparse_states > self.max_states
             or self.num_states > self.hard_limit // 2
             or len(self.expressions.nodes) > self.expressions.max_expressions // 2
-            or len(self.configs) > MAX_CONFIGS
+            or self.num_configs > MAX_CONFIGS
         )
 
     def stack(self, frame: int, parent: int) -> int:
@@ -546,10 +547,6 @@ class Machine:
         if found < 0:
             self._make_room()
             return self.stack(frame, parent)
-        if found == len(self.stack_frames):
-            self.stack_frames.append(frame)
-            self.stack_parents.append(parent)
-            self.stack_depths.append(self.stack_depths[parent] + 1)
         return found
 
     def config(self, state: int, aux: int, stack: int, reading: int = 0) -> int:
@@ -557,29 +554,28 @@ class Machine:
         if found < 0:
             self._make_room()
             return self.config(state, aux, stack, reading)
-        if found == len(self.configs):
-            self._add_config((state, aux, stack, reading))
         return found
 
-    def _add_config(self, place: tuple[int, int, int, int]) -> None:
-        if len(self.configs) >> SHARD_BITS == len(self._edges):
-            self._edges.append({})
-        self.configs.append(place)
+    def place(self, config: int) -> tuple[int, int, int, int]:
+        """The state, aux, stack and reading of a configuration."""
+        found: tuple[int, int, int, int] = PLACE.unpack_from(self._places, PLACE.size * config)
+        return found
 
-    def _add_stacks(self) -> None:
-        """Add to the lists what compiled code has added to the arrays."""
-        frames, parents, depths = self._stack_arrays
-        for stack in range(len(self.stack_frames), self._control[walk.NUM_STACKS]):
-            self.stack_frames.append(frames[stack])
-            self.stack_parents.append(parents[stack])
-            self.stack_depths.append(depths[stack])
+    @property
+    def num_configs(self) -> int:
+        return self._control[walk.NUM_CONFIGS]
+
+    @property
+    def num_stacks(self) -> int:
+        """The lasting ones; those that compiled walks push come behind them."""
+        return self._control[walk.NUM_STACKS]
 
     def _make_room(self) -> None:
         """Make room for more stacks and configurations."""
         for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH):
-            self._grow(slot, 2 * (len(self.stack_frames) + STACK_ROOM))
-        self._grow(walk.CONFIGS, 2 * len(self.configs))
-        self._make_tables(4 * len(self.stack_frames), 4 * len(self.configs))
+            self._grow(slot, 2 * (self.num_stacks + STACK_ROOM))
+        self._grow(walk.CONFIGS, 2 * self.num_configs)
+        self._make_tables(4 * self.num_stacks, 4 * self.num_configs)
 
     def _make_tables(self, num_stacks: int, num_configs: int) -> None:
         """Make the tables in which stacks and configurations are found, of at least so many slots."""
@@ -594,11 +590,12 @@ class Machine:
         control[walk.MAX_STACKS] = min(len(self.arrays[walk.STACK_FRAME]) - STACK_ROOM, sizes[0] // 2)
         control[walk.MAX_CONFIGS] = min(len(self.arrays[walk.CONFIGS]), sizes[1] // 2)
         walk.enter_all(control)
-        # Python reads single entries faster from these.
-        self._places = self.arrays[walk.CONFIGS].reshape(-1).data
-        self._stack_arrays = tuple(
-            self.arrays[slot].data for slot in (walk.STACK_FRAME, walk.STACK_PARENT, walk.STACK_DEPTH)
-        )
+        self._edges += [{} for _ in range(len(self._edges), (int(control[walk.MAX_CONFIGS]) >> SHARD_BITS) + 1)]
+        # Python reads single entries faster from these. They are others once there is more room.
+        self._places = self.arrays[walk.CONFIGS].data
+        self.stack_frames = self.arrays[walk.STACK_FRAME].data
+        self.stack_parents = self.arrays[walk.STACK_PARENT].data
+        self.stack_depths = self.arrays[walk.STACK_DEPTH].data
 
     def start(self, state: int, root_frame: int) -> int:
         """The configuration before a text."""
@@ -608,24 +605,23 @@ class Machine:
     def start_after(self, text: bytes, config: int) -> int:
         """The configuration from which ``text`` leads to ``config``."""
         with self.lock:
-            state, aux, stack, _ = self.configs[config]
+            state, aux, stack, _ = self.place(config)
             return self.config(self.literal(text, state), aux, stack)
 
     def begin(self) -> None:
         """Prepare the compiled walk: stacks it pushes are kept behind the lasting ones until the next ``begin``."""
-        self.control[walk.SCRATCH] = len(self.stack_frames)
+        self.control[walk.SCRATCH] = self.num_stacks
 
     def keep_stack(self, stack: int) -> int:
         """The lasting stack equal to a stack that a compiled walk has pushed."""
-        kept = len(self.stack_frames)
+        kept = self.num_stacks
         if stack < kept:
             return stack
         frames = []
         at = stack
-        stack_frame, stack_parent = self.arrays[walk.STACK_FRAME], self.arrays[walk.STACK_PARENT]
         while at >= kept:
-            frames.append(int(stack_frame[at]))
-            at = int(stack_parent[at])
+            frames.append(self.stack_frames[at])
+            at = self.stack_parents[at]
         for frame in reversed(frames):
             at = self.stack(frame, at)
         return at
@@ -645,50 +641,48 @@ class Machine:
 
         Raises GrammarError where that takes too much work; then it does so at once when asked again.
         """
-        found = self._edges[config >> SHARD_BITS].get((config, token))
+        found = self.edge(config, token)
         return self.derive(config, token) if found is None else found
 
     def derive(self, config: int, token: int) -> int:
         """As ``advance``, also where the answer is remembered."""
-        edges = self._edges[config >> SHARD_BITS]
+        after = self.derive_quickly(config, token)
+        if after == walk.NOT_KNOWN:
+            with self.lock:
+                after = self._derive_slowly(config, token)
+                if after >= 0:
+                    self._remember(config, token, after)
+        return after
+
+    def derive_quickly(self, config: int, token: int) -> int:
+        """As ``derive``, by compiled code alone; ``NOT_KNOWN``, which is negative too, where that does not tell."""
         with self.lock:
-            if not self._is_text[token]:
-                return -1
-            is_plain = not self.item_readers or (
-                not self.configs[config][3] and b"[" not in self.vocabulary.tokens[token]
-            )
-            if is_plain:  # no item is read: the usual way, without the calls below
-                found = walk.advance(self.control, config, token)
-                if found >= 0:
-                    if found & 1:  # NEW_STACK
-                        self._add_stacks()
-                    if found & 2:  # NEW_CONFIG
-                        at, places = found & -4, self._places
-                        self._add_config((places[at], places[at + 1], places[at + 2], 0))
-                    if len(edges) > MAX_EDGES:
-                        edges.clear()
-                    edges[config, token] = found >> 2
-                    return found >> 2
-                if found == -1:  # NOT_ALLOWED
-                    return -1
-                self._add_stacks()  # without room for the configuration
-            failed = self._failed_edges.get((config, token))
-            if failed is not None:
-                raise failed.twin()
-            try:
-                if is_plain:
-                    place = self._follow(*self.configs[config][:3], token, None)
-                    after = -1 if place is None else self.config(*place)
-                else:
-                    after = self._unless_stuck(self.read_on(config, self.vocabulary.tokens[token], token))
-            except (GrammarError, RecursionError) as error:
-                self._failed_edges[(config, token)] = grammar_error(error)
-                raise self._failed_edges[(config, token)].twin() from error
-            if len(edges) > MAX_EDGES:
-                edges.clear()
+            after: int = walk.advance(self.control, config, token)
             if after >= 0:
-                edges[config, token] = after
+                self._remember(config, token, after)
             return after
+
+    def _remember(self, config: int, token: int, after: int) -> None:
+        edges = self._edges[config >> SHARD_BITS]
+        if len(edges) > MAX_EDGES:
+            edges.clear()
+        edges[config * self._stride + token] = after
+
+    def _derive_slowly(self, config: int, token: int) -> int:
+        """As ``derive``, where compiled code alone does not know."""
+        failed = self._failed_edges.get((config, token))
+        if failed is not None:
+            raise failed.twin()
+        state, aux, stack, reading = self.place(config)
+        data = self.vocabulary.tokens[token]
+        try:
+            if self.item_readers and (reading or b"[" in data):
+                return self._unless_stuck(self.read_on(config, data, token))
+            place = self._follow(state, aux, stack, token, None)
+            return -1 if place is None else self.config(*place)
+        except (GrammarError, RecursionError) as error:
+            self._failed_edges[(config, token)] = grammar_error(error)
+            raise self._failed_edges[(config, token)].twin() from error
 
     def forget_edges(self) -> None:
         """Make ``advance`` derive again what it has derived."""
@@ -697,7 +691,7 @@ class Machine:
 
     def edge(self, config: int, token: int) -> int | None:
         """As ``advance``, where it is remembered; else None. It takes no lock."""
-        return self._edges[config >> SHARD_BITS].get((config, token))
+        return self._edges[config >> SHARD_BITS].get(config * self._stride + token)
 
     def _follow(self, state: int, aux: int, stack: int, token: int, data: bytes | None) -> tuple[int, int, int] | None:
         """The state, aux and stack after a token, or after the bytes ``data``; None if they are refused."""
@@ -706,15 +700,13 @@ class Machine:
         array = None if data is None else np.frombuffer(bytearray(data), np.uint8)
         at = 0
         while True:
-            kept = len(self.stack_frames)
             if array is None:
-                status, at, state, aux, stack = walk.step_token(control, token, at, state, aux, stack, kept)
+                status, at, state, aux, stack = walk.step_token(control, token, at, state, aux, stack)
             else:
-                status, at, state, aux, stack = walk.step_bytes(control, array, at, state, aux, stack, kept)
+                status, at, state, aux, stack = walk.step_bytes(control, array, at, state, aux, stack)
             if status == walk.DEAD:
                 return None
-            if stack >= kept:
-                stack = self.keep_stack(stack)
+            stack = self.keep_stack(stack)
             if status == walk.OK:
                 return state, aux, stack
             if status != walk.MISS_ROW or not self._supply_single():
@@ -726,21 +718,23 @@ class Machine:
 
     def is_stuck(self, config: int) -> bool:
         """Whether the items under way can only repeat others."""
-        if self.only_repeats is None or not self.configs[config][3]:
+        if self.only_repeats is None or not self.place(config)[3]:
             return False
         with self.fuel.at_most(MASK_WORK):
             return self.only_repeats(config)
 
     def read_on(self, config: int, data: bytes, token: int = -1) -> int:
         """As ``advance_bytes``, where readers wait: they choose the states after items. It may lead to a dead end."""
-        state, aux, stack, reading = self.configs[config]
-        levels, depths = self.items.levels(reading), self.stack_depths
-        is_inside = bool(levels) and depths[stack] > depths[levels[-1].base]  # an item is under way
+        state, aux, stack, reading = self.place(config)
+        levels = self.items.levels(reading)
+        is_inside = (
+            bool(levels) and self.stack_depths[stack] > self.stack_depths[levels[-1].base]
+        )  # an item is under way
         if b"," not in data and b"[" not in data and b"]" not in data:
             stepped = self._follow(state, aux, stack, token, None if token >= 0 else data)
             if stepped is None:
                 return -1
-            if not levels or (depths[stepped[2]] > depths[levels[-1].base]) == is_inside:
+            if not levels or (self.stack_depths[stepped[2]] > self.stack_depths[levels[-1].base]) == is_inside:
                 return self.config(*stepped, self.items.reading(self._extended(levels, data, is_inside)))
         begin = 0  # the levels' texts hold ``data[:begin]``
         for at, byte in enumerate(data):
@@ -753,15 +747,15 @@ class Machine:
                     levels, begin = self._extended(levels, data[begin:at], True), at
                     state, levels = self._after_item(levels, after)
                     stack = self.stack_parents[stack]
-                    is_inside = bool(levels) and depths[stack] > depths[levels[-1].base]
+                    is_inside = bool(levels) and self.stack_depths[stack] > self.stack_depths[levels[-1].base]
             stepped = self._follow(state, aux, stack, -1, bytes([byte])) if state != DEAD_STATE else None
             if stepped is None:
                 return -1
             state, aux, stack = stepped
-            depth = depths[stack]
+            depth = self.stack_depths[stack]
             opens = byte == ord("[") and self.stack_frames[stack] in self.item_readers
             opens = opens and (not levels or levels[-1].base != self.stack_parents[stack])
-            base_depth = depths[levels[-1].base] if levels else 0
+            base_depth = self.stack_depths[levels[-1].base] if levels else 0
             if not opens and (not levels or (depth >= base_depth and (depth > base_depth) == is_inside)):
                 continue
             levels, begin = self._extended(levels, data[begin : at + 1], is_inside), at + 1
@@ -770,12 +764,12 @@ class Machine:
                 levels = (*levels, Level(base, self.stack_frames[stack], self.items.empty))
             elif depth < base_depth:
                 levels, is_inside = levels[:-1], True
-            if is_inside and levels and not opens and depth == depths[levels[-1].base]:
+            if is_inside and levels and not opens and depth == self.stack_depths[levels[-1].base]:
                 state, levels = self._after_item(levels, state)
                 aux = 0
                 if state == DEAD_STATE:
                     return -1
-            is_inside = bool(levels) and depth > depths[levels[-1].base]
+            is_inside = bool(levels) and depth > self.stack_depths[levels[-1].base]
         return self.config(state, aux, stack, self.items.reading(self._extended(levels, data[begin:], is_inside)))
 
     def _extended(self, levels: Levels, part: bytes, is_inside: bool) -> Levels:
@@ -801,13 +795,13 @@ class Machine:
         with self.lock:
             if self.item_readers:
                 return self._unless_stuck(self.read_on(config, data))
-            state, aux, stack, _ = self.configs[config]
+            state, aux, stack, _ = self.place(config)
             after = self._follow(state, aux, stack, -1, data)
             return -1 if after is None else self.config(*after)
 
     def spaces_before(self, config: int) -> bytes:
         """The bytes of white space of which one has to come before the state's own bytes; none where none has to."""
-        state, aux, _, _ = self.configs[config]
+        state, aux, _, _ = self.place(config)
         space = int(self.arrays[walk.SPACE][state])
         return needed_spaces(aux or space) if space else b""
 
@@ -816,7 +810,7 @@ class Machine:
         found = self._may_end.get(config)
         if found is None:
             with self.lock:
-                state, aux, stack, _ = self.configs[config]
+                state, aux, stack, _ = self.place(config)
                 found = False
                 while True:
                     lazy = self.lazy.get(state)

@@ -144,7 +144,7 @@ class Masks:
     # -- one mask -------------------------------------------------------------------------------------------------
 
     def _make(self, config: int) -> np.ndarray:
-        state, aux, stack, _ = self.machine.configs[config]
+        state, aux, stack, _ = self.machine.place(config)
         found = self._plain(state, aux, stack)
         if self.machine.item_readers:
             found = self._keep(self._repeats.removed(config, found))

@@ -33,7 +33,7 @@ class Repeats:
     def removed(self, config: int, row: np.ndarray) -> np.ndarray:
         """``row`` [ceil(V / 32)], the mask of a configuration where items may repeat, without the wrong tokens."""
         machine = self.machine
-        state, _, stack, reading = machine.configs[config]
+        state, _, stack, reading = machine.place(config)
         if self._crossing is None:
             self._crossing = crossing_tokens(machine.vocabulary)
         levels = machine.items.levels(reading)
@@ -180,7 +180,7 @@ class Repeats:
     def _looping_bytes(self, config: int) -> bytes:
         """The bytes that lead back to the configuration's state: if there are any, values have no end there."""
         machine = self.machine
-        state, aux, stack, _ = machine.configs[config]
+        state, aux, stack, _ = machine.place(config)
         if state in machine.lazy:
             return b""
         if state in machine.counted_states:
@@ -194,7 +194,7 @@ class Repeats:
     def _agreements(self, config: int) -> tuple[Agreement, ...]:
         """Those of all items under way that agree with an item before them."""
         machine = self.machine
-        _, _, stack, reading = machine.configs[config]
+        _, _, stack, reading = machine.place(config)
         levels = machine.items.levels(reading)
         if levels and machine.stack_depths[stack] <= machine.stack_depths[levels[-1].base]:
             levels = levels[:-1]
@@ -230,7 +230,7 @@ class Repeats:
             agreements = self._agreements(config)
             if not shortest and agreements[-1].is_in_string and self._looping_bytes(config):
                 return way
-            state, aux, stack, _ = machine.configs[config]
+            state, aux, stack, _ = machine.place(config)
             key = (state, aux, stack, tuple(a.key for a in agreements))
             if key in met:
                 continue

@@ -78,12 +78,10 @@ class TrieWalker:
     ) -> np.ndarray:
         """Set the bits of the trie's tokens that a configuration allows; the exits [n, 5] that the walk met, in the
         order of their nodes. ``needs``: see ``walk_trie``."""
-        machine, control = self.machine, self.machine.control
+        control = self.machine.control
         control[walk.NEEDS] = 0 if needs is None else needs.ctypes.data
         try:
-            count, num_wanted = walk.walk_state(
-                control, trie, mask, state, aux, stack, len(machine.stack_frames), self._pending, self._out
-            )
+            count, num_wanted = walk.walk_state(control, trie, mask, state, aux, stack, self._pending, self._out)
             if count:
                 self._resume(trie, mask, 1, count, num_wanted)
         finally:
@@ -96,9 +94,7 @@ class TrieWalker:
     def at(self, state: int, aux: int, stack: int) -> int:
         """The mask of a configuration."""
         machine = self.machine
-        count, num_wanted, kept = walk.mask_at(
-            machine.control, self.whole, state, aux, stack, len(machine.stack_frames)
-        )
+        count, num_wanted, kept = walk.mask_at(machine.control, self.whole, state, aux, stack)
         return kept if kept >= 0 else self._finish(self.whole, 1, count, num_wanted, kept, state, aux, stack)
 
     def beside(self, base: np.ndarray, state: int, beside: int, stack: int) -> int:
@@ -107,9 +103,7 @@ class TrieWalker:
         machine = self.machine
         self._mask[:] = base
         while True:
-            count, num_wanted, kept, num_regions = walk.mask_beside(
-                machine.control, self.whole, state, beside, stack, len(machine.stack_frames)
-            )
+            count, num_wanted, kept, num_regions = walk.mask_beside(machine.control, self.whole, state, beside, stack)
             if count != walk.SHORT_OF_REGIONS:
                 break
             self._room_for_regions(4 * len(self._pending))
@@ -133,7 +127,7 @@ class TrieWalker:
         self._mask[:] = base
         while True:
             count, num_wanted, kept, num_regions = walk.mask_behind(
-                machine.control, trie, exits, low, high, state, aux, stack, len(machine.stack_frames)
+                machine.control, trie, exits, low, high, state, aux, stack
             )
             if count != walk.SHORT_OF_RETURNS:
                 break

@@ -28,14 +28,14 @@ UNKNOWN, REFUSED, ASKED = 0, -1, -2  # row entries: missing; the byte is refused
 (
     DELTA, ENDS, FINAL, SPACE, LOCAL, COUNTED, ACT_FRAME, ACT_STATE, FRAME_FILTER, FRAME_LOW, FRAME_HIGH, FILTERS,
     HASH_KEYS, HASH_VALUES, HASH_MASK, STACK_FRAME, STACK_PARENT, STACK_DEPTH, STACK_LIMIT, SPACE_DELTA, SPACE_CLASS,
-    TOKEN_BYTES, TOKEN_OFFSETS, LAZY, LOOPS, SCRATCH, MISS_A, MISS_B,
+    TOKEN_BYTES, TOKEN_OFFSETS, TOKEN_KIND, LAZY, LOOPS, SCRATCH, MISS_A, MISS_B,
     STATE_AT, AUX_AT, STACK_AT, WANTED, WANTED_SIZE, EXITS, EXITS_SIZE, NUM_EXITS,
     ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED, CHARS_LEFT, NEEDS, MISS_BYTE, PADDING, PENDING, OUT, ROOM,
     MASK, NUM_WORDS, END_TOKEN, KEPT, KEPT_KEYS, KEPT_AT, KEPT_SLOTS, NUM_KEPT, MAX_KEPT,
     SPARSE_OF, SPARSE, MISSING, NUM_STACKS, MAX_STACKS, STACK_TABLE, STACK_SLOTS, CONFIGS, NUM_CONFIGS, MAX_CONFIGS,
-    CONFIG_TABLE, CONFIG_SLOTS,
-) = range(68)  # fmt: skip
-CONTROL_SIZE = 68
+    CONFIG_TABLE, CONFIG_SLOTS, READS_ITEMS,
+) = range(70)  # fmt: skip
+CONTROL_SIZE = 70
 
 # Columns of ``SPARSE``, whose rows are sets of states; see ``Machine.add_sparse_states``.
 SP_FIRST, SP_BASE, SP_BEGINS, SP_MOVES = range(4)
@@ -51,7 +51,7 @@ SHORT_OF_REGIONS, SHORT_OF_EXITS, SHORT_OF_NOTES = -1, -2, -3  # the buffer that
 SHORT_OF_RETURNS = -4  # what frames return is missing
 NOT_KEPT, LACKS_AFTER = -1, -2
 NOT_ALLOWED, NOT_KNOWN = -1, -2
-NEW_STACK, NEW_CONFIG = 1, 2
+NO_TEXT, TEXT, OPENING = range(3)  # kinds of tokens: an opening one holds a bracket, which may begin an array
 OK, DEAD, MISS_ROW, MISS_AFTER, FULL, EXIT, EXIT_AFTER = range(7)
 UNBOUNDED = 1 << 40  # the upper bound of a string without one
 MAX_NEED = (1 << 16) - 2  # of ``NEEDS``; no string with a larger bound is counted
@@ -266,27 +266,27 @@ def _transition(control, s, aux, k, byte):
 
 
 @nb.njit(cache=True)
-def step_token(control, token, start, s, aux, k, num_stacks):
-    """Follow a token's bytes from byte ``start``; stacks from ``num_stacks`` on are free.
+def step_token(control, token, start, s, aux, k):
+    """Follow a token's bytes from byte ``start``.
 
     Returns the status, the index of the byte it stopped at, and the state, aux and stack before that byte.
     """
     offset = _i64(control[TOKEN_OFFSETS])[token]
     end = _i64(control[TOKEN_OFFSETS])[token + 1]
     data = _u8(control[TOKEN_BYTES])
-    status, at, s, aux, k = _step_range(control, data, offset + start, end, s, aux, k, num_stacks)
+    status, at, s, aux, k = _step_range(control, data, offset + start, end, s, aux, k)
     return status, at - offset, s, aux, k
 
 
 @nb.njit(cache=True)
-def step_bytes(control, data, start, s, aux, k, num_stacks):
+def step_bytes(control, data, start, s, aux, k):
     """As ``step_token``, for the bytes ``data``."""
-    return _step_range(control, data, start, len(data), s, aux, k, num_stacks)
+    return _step_range(control, data, start, len(data), s, aux, k)
 
 
 @nb.njit(inline="always")
-def _step_range(control, data, at, end, s, aux, k, num_stacks):
-    control[SCRATCH] = num_stacks
+def _step_range(control, data, at, end, s, aux, k):
+    control[SCRATCH] = control[NUM_STACKS]
     status = OK
     while at < end:
         status, s2, aux2, k2 = _transition(control, s, aux, k, np.int64(data[at]))
@@ -374,15 +374,21 @@ def enter_all(control):
 
 @nb.njit(cache=True)
 def advance(control, config, token):
-    """The configuration after a token, times 4, plus ``NEW_STACK`` and ``NEW_CONFIG`` where these had to be made.
+    """The configuration after a token.
 
-    NOT_ALLOWED where the token is refused; NOT_KNOWN where an entry or room is missing.
+    NOT_ALLOWED where the token is refused, or is none of text; NOT_KNOWN where an entry or room is missing, or where
+    readers have to see the token.
     """
+    kind = _u8(control[TOKEN_KIND])[token]
+    if kind == NO_TEXT:
+        return np.int64(NOT_ALLOWED)
     configs = _i64(control[CONFIGS])
+    if control[READS_ITEMS] != 0 and (kind == OPENING or configs[4 * config + 3] != 0):
+        return np.int64(NOT_KNOWN)
     s, aux, k = configs[4 * config], configs[4 * config + 1], configs[4 * config + 2]
     begin, end = _i64(control[TOKEN_OFFSETS])[token], _i64(control[TOKEN_OFFSETS])[token + 1]
-    kept, num_configs = control[NUM_STACKS], control[NUM_CONFIGS]
-    status, _, s, aux, k = _step_range(control, _u8(control[TOKEN_BYTES]), begin, end, s, aux, k, kept)
+    kept = control[NUM_STACKS]
+    status, _, s, aux, k = _step_range(control, _u8(control[TOKEN_BYTES]), begin, end, s, aux, k)
     if status != OK:
         return np.int64(NOT_ALLOWED if status == DEAD else NOT_KNOWN)
     if k >= kept:
@@ -397,9 +403,7 @@ def advance(control, config, token):
             if k < 0:
                 return np.int64(NOT_KNOWN)
     found = config_of(control, s, aux, k, 0)
-    if found < 0:
-        return np.int64(NOT_KNOWN)
-    return 4 * found + NEW_STACK * (control[NUM_STACKS] > kept) + NEW_CONFIG * (control[NUM_CONFIGS] > num_configs)
+    return found if found >= 0 else np.int64(NOT_KNOWN)
 
 
 @nb.njit(inline="always")
@@ -593,16 +597,16 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
 
 
 @nb.njit(cache=True, nogil=True)
-def walk_state(control, trie, mask, state, aux, stack, num_stacks, pending, out):
-    """``walk_trie`` from a configuration on; stacks from ``num_stacks`` on are free."""
-    control[SCRATCH] = num_stacks
+def walk_state(control, trie, mask, state, aux, stack, pending, out):
+    """``walk_trie`` from a configuration on."""
+    control[SCRATCH] = control[NUM_STACKS]
     control[NUM_EXITS] = 0
     pending[0, 0], pending[0, 1], pending[0, 2], pending[0, 3], pending[0, 4] = -1, state, aux, stack, 0
     return walk_trie(control, trie, mask, pending, 1, out)
 
 
 @nb.njit(cache=True, nogil=True)
-def walk_behind(control, trie, mask, exits, low, high, stack, num_stacks, pending, out):
+def walk_behind(control, trie, mask, exits, low, high, stack, pending, out):
     """``walk_trie`` behind the exits [n, 5] of a walk, where ``stack`` stands in the place of the barrier.
 
     Of a counted string, only the exits are taken that have at least ``low`` characters, and at most ``high`` with their
@@ -610,7 +614,7 @@ def walk_behind(control, trie, mask, exits, low, high, stack, num_stacks, pendin
     Returns the numbers of regions, missing entries and exits taken; ``SHORT_OF_RETURNS`` where nothing was walked,
     because frames lack returns.
     """
-    control[SCRATCH] = num_stacks
+    control[SCRATCH] = control[NUM_STACKS]
     control[NUM_EXITS] = 0
     wanted = _i64(control[WANTED])
     num_wanted = num_results = num_regions = 0
@@ -666,7 +670,7 @@ def _leave(control, k, result):
 
 
 @nb.njit(cache=True, nogil=True)
-def mask_at(control, trie, state, aux, stack, num_stacks):
+def mask_at(control, trie, state, aux, stack):
     """Make the mask under way that of a configuration: what ``walk_trie`` allows, and the end token.
 
     Returns the numbers of regions and of missing entries, as ``walk_trie``, and the number of the kept mask; that is
@@ -675,7 +679,7 @@ def mask_at(control, trie, state, aux, stack, num_stacks):
     mask = _u32(control[MASK])
     for i in range(control[NUM_WORDS]):
         mask[i] = 0
-    control[SCRATCH] = num_stacks
+    control[SCRATCH] = control[NUM_STACKS]
     control[NUM_EXITS] = 0
     pending, out = _regions(control[PENDING], control[ROOM]), _regions(control[OUT], control[ROOM])
     pending[0, 0], pending[0, 1], pending[0, 2], pending[0, 3], pending[0, 4] = -1, state, aux, stack, 0
@@ -684,7 +688,7 @@ def mask_at(control, trie, state, aux, stack, num_stacks):
 
 
 @nb.njit(cache=True, nogil=True)
-def mask_behind(control, trie, exits, low, high, state, aux, stack, num_stacks):
+def mask_behind(control, trie, exits, low, high, state, aux, stack):
     """As ``mask_at``, where the mask under way is what a walk above a barrier allowed, and ``exits`` are its exits.
 
     The last of the numbers returned is that of the regions, as of ``walk_behind``.
@@ -693,14 +697,12 @@ def mask_behind(control, trie, exits, low, high, state, aux, stack, num_stacks):
     count, num_wanted, num_regions = np.int64(0), np.int64(0), np.int64(0)
     if len(exits) > 0:
         pending, out = _regions(control[PENDING], control[ROOM]), _regions(control[OUT], control[ROOM])
-        count, num_wanted, num_regions = walk_behind(
-            control, trie, mask, exits, low, high, stack, num_stacks, pending, out
-        )
+        count, num_wanted, num_regions = walk_behind(control, trie, mask, exits, low, high, stack, pending, out)
     return count, num_wanted, keep_mask(control, state, aux, stack) if count == 0 else NOT_KEPT, num_regions
 
 
 @nb.njit(cache=True, nogil=True)
-def mask_beside(control, trie, state, beside, stack, num_stacks):
+def mask_beside(control, trie, state, beside, stack):
     """As ``mask_at``, where the mask under way is that of the state ``beside`` on the same stack: only the nodes are
     walked at which the two states differ. The last of the numbers returned is that of the regions walked.
 
@@ -723,7 +725,7 @@ def mask_beside(control, trie, state, beside, stack, num_stacks):
     num_nodes = np.int64(trie[T_NODES])
     mask = _u32(control[MASK])
     mask[control[END_TOKEN] >> 5] &= ~(np.uint32(1) << np.uint32(control[END_TOKEN] & 31))
-    control[SCRATCH] = num_stacks
+    control[SCRATCH] = control[NUM_STACKS]
     control[NUM_EXITS] = 0
     room = control[ROOM]
     pending, out = _regions(control[PENDING], room), _regions(control[OUT], room)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import cache
@@ -31,13 +32,23 @@ _open: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a compiled kernel."""
+class HostCall:
+    """A function of Python between two kernel calls: its result has the shape and the type of its argument."""
 
-    function: int  # its address
-    block: bytes  # its call record
+    run: Callable[[Tensor], Tensor]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a compiled kernel, or of a ``host``."""
+
+    function: int  # its address; 0 for a host's
+    block: bytes  # its call record; for a host the addresses of argument and result
     threads: int
     num_outputs: int  # of a matrix product, else 0
+    host: HostCall | None = None
 
 
 class ArenaSpan(NamedTuple):
@@ -74,6 +85,13 @@ class Arena:
         memory = self._chunks[span.chunk][span.start : span.start + size]
         weakref.finalize(memory, self._give_back, self._turn, span).atexit = False  # a view keeps ``memory`` alive too
         return torch.from_numpy(memory).view(dtype).view(shape)
+
+    def tensor(self, address: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The tensor that lies there now; it keeps no memory from being reused."""
+        size = math.prod(shape) * dtype.itemsize
+        chunk = next(one for one in self._chunks if 0 <= address - one.ctypes.data < len(one))
+        start = address - chunk.ctypes.data
+        return torch.from_numpy(chunk[start : start + size]).view(dtype).view(shape)
 
     def covers(self, addresses: np.ndarray) -> np.ndarray:
         """bool [n]: which of these (int64) lie in the arena."""
@@ -147,6 +165,14 @@ class Recording:
         """End the recording: it would lack what ``name`` computes."""
         self.foreign = name
         raise _Unrecordable(name)
+
+    def call_host(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Where ``run(x)`` will lie when a tape has called it. ``x`` is a kernel's result, and ``run`` keeps it."""
+        assert x.is_contiguous()
+        out = self.arena.empty(tuple(x.shape), x.dtype)
+        block = np.array([x.data_ptr(), out.data_ptr()], np.int64).tobytes()
+        self.calls.append(Call(0, block, 1, 0, HostCall(run, tuple(x.shape), x.dtype)))
+        return out
 
     def scratch(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         """Memory for the duration of one call, shared by all calls that give this name."""

@@ -1,14 +1,17 @@
 """A tape: recorded kernel calls, replayed in one go by compiled code.
 
 A decode step of a small model is about 300 kernel calls of a few microseconds each. Called from Python, each costs as
-much again. A tape makes them one after the other in compiled code, and Python's lock is free meanwhile. It checks no
+much again. A tape makes them one after the other in compiled code, and Python's lock is free meanwhile. Calls of a host
+are made from Python, between pieces of the tape. It checks no
 shapes: the caller replays a tape only for a step of the shape that was recorded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit, types
+from torch import Tensor
 
 from .machine_code import c_call, machine_code
 from .pool import Pool, give_job
@@ -20,10 +23,22 @@ from .vector import call_function, get_i64, put_i64
 _FUNCTION, _BEGIN, _NUM_WORDS, _THREADS, _WORDS = 0, 1, 2, 3, 4
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A host's call after the first ``after`` kernel calls of a tape: ``into`` becomes ``run(x)``."""
+
+    after: int
+    run: Callable[[Tensor], Tensor]
+    x: Tensor
+    into: Tensor
+
+
 class Tape:
     """Recorded calls, on the addresses that were recorded. The tape keeps the arena of these addresses alive."""
 
-    def __init__(self, calls: Sequence[Call], arena: Arena) -> None:
+    def __init__(self, recorded: Sequence[Call], arena: Arena) -> None:
+        calls = [call for call in recorded if call.host is None]
+        self._stops = _stops(recorded, arena)
         lengths = np.array([len(call.block) // 8 for call in calls], dtype=np.int64)
         self._calls = np.empty((len(calls), _WORDS), dtype=np.int64)
         self._calls[:, _FUNCTION] = [call.function for call in calls]
@@ -36,6 +51,8 @@ class Tape:
         self._arena = arena
         self._code = machine_code(_replay, *(types.int64,) * 6)
         self._call = c_call(self._code.address, 6)
+        self._first = self._calls.ctypes.data
+        self._rest = self._blocks.ctypes.data, self._used.ctypes.data
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -44,24 +61,42 @@ class Tape:
         """Makes every call, in order, on the pool's threads; on this thread alone without a pool that is free."""
         times = open_times()
         if pool is None:
-            self._make(0, 0, times)
+            self._make_all(0, 0, times)
         else:
             with pool.alone() as address:
-                self._make(address, pool.num_threads - 1, times)
+                self._make_all(address, pool.num_threads - 1, times)
 
-    def _make(self, pool: int, num_workers: int, times: KernelTimes | None) -> None:
-        calls, rest = self._calls.ctypes.data, (self._blocks.ctypes.data, self._used.ctypes.data)
+    def _make_all(self, pool: int, num_workers: int, times: KernelTimes | None) -> None:
+        begin = 0
+        for stop in self._stops:
+            self._make(pool, num_workers, range(begin, stop.after), times)
+            stop.into.copy_(stop.run(stop.x))
+            begin = stop.after
+        self._make(pool, num_workers, range(begin, len(self._calls)), times)
+
+    def _make(self, pool: int, num_workers: int, numbers: range, times: KernelTimes | None) -> None:
+        calls, rest = self._first, self._rest
         if times is None:
-            self._call(pool, num_workers, calls, len(self._calls), *rest)
+            self._call(pool, num_workers, calls + 8 * _WORDS * numbers.start, len(numbers), *rest)
             return
         first_ns, calls_ns = clock_ns(), 0
-        for i, function in enumerate(self._calls[:, _FUNCTION].tolist()):
+        for i, function in zip(numbers, self._calls[numbers.start : numbers.stop, _FUNCTION].tolist(), strict=True):
             start_ns = clock_ns()
             self._call(pool, num_workers, calls + 8 * _WORDS * i, 1, *rest)
             end_ns = clock_ns()
             times.calls.append(CallTime(function, self._num_outputs[i], start_ns, end_ns))
             calls_ns += end_ns - start_ns
         times.watching_ns += clock_ns() - first_ns - calls_ns
+
+
+def _stops(recorded: Sequence[Call], arena: Arena) -> list[Stop]:
+    found: list[Stop] = []
+    for i, call in enumerate(recorded):
+        if call.host is not None:
+            x, into = np.frombuffer(call.block, np.int64).tolist()
+            like = call.host.shape, call.host.dtype
+            found.append(Stop(i - len(found), call.host.run, arena.tensor(x, *like), arena.tensor(into, *like)))
+    return found
 
 
 _give_job = njit(give_job)

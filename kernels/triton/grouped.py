@@ -106,7 +106,7 @@ def grouped_product(
     config: ProductConfig | None = None,
 ) -> Tensor:
     """[P, N] in x's dtype; with ``out`` it is added there. Rows in no group are 0, or stay unchanged in ``out``."""
-    num_pairs = groups.order.shape[0]
+    num_pairs = groups.ids.shape[0]
     kind = weight.kind if isinstance(weight, QuantizedWeight) else ""
     if isinstance(weight, QuantizedWeight):
         values, width_in = weight.values.view(groups.num_groups, -1, weight.values.shape[1]), weight.shape[1]
@@ -124,7 +124,9 @@ def grouped_product(
     if config is None:
         table = config_of(x.device)
         config = table.grouped_few if num_pairs <= 16 * groups.num_groups else table.grouped_many
-    block_groups, block_firsts = blocks_of(groups.starts, num_pairs, config.block_m)
+    if config.block_m not in groups.blocks:
+        groups.blocks[config.block_m] = blocks_of(groups.starts, num_pairs, config.block_m)
+    block_groups, block_firsts = groups.blocks[config.block_m]
     grouped_product_kernel[(len(block_groups), triton.cdiv(values.shape[1], config.block_n))](
         x,
         values,
@@ -157,6 +159,6 @@ def grouped_product(
     return out
 
 
-def add_adapters(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups, *, scales: Tensor) -> Tensor:
+def add_adapters(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups) -> Tensor:
     """Low-rank adapters gathered by token (Punica, Chen et al. 2023)."""
-    return grouped_product(grouped_product(x, down, adapters), up, adapters, row_scale=scales, out=y)
+    return grouped_product(grouped_product(x, down, adapters), up, adapters, out=y)

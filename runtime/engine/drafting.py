@@ -64,6 +64,7 @@ def wants_of(
                 is_ready=None if candidate.matcher is None else partial(masks.is_ready, candidate.matcher),
                 params=params,
                 seed=candidate.seed,
+                adapter=seq.adapter,
             )
         )
         candidate.num_asked += 1

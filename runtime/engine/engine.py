@@ -114,7 +114,7 @@ class EngineCore:
         if config.cache_events_url:
             self.cache_feed = CacheFeed(block_len=BLOCK_LEN, model=model_digest(parts, config))
         self.tiers = parts.tiers
-        self.when_idle: Callable[[], None] | None = None  # called once, when nothing has run for QUIET_S
+        self.when_idle: Callable[[], None] | None = None  # called once, after the first answer or QUIET_S without work
         self._busy_s = clock()
         self._is_closed = False
         contents = Contents()
@@ -279,7 +279,7 @@ class EngineCore:
         """No forward can run: give the processor to the threads and to reads from a store, or write KV blocks."""
         if self.ranks is not None:
             self.ranks.leader.rest()
-        if self.when_idle is not None and self.clock() - self._busy_s > QUIET_S:
+        if self.when_idle is not None and not self.has_work and self._may_load_more:
             self.when_idle()
             self.when_idle = None
         if coming := self._coming:
@@ -288,6 +288,11 @@ class EngineCore:
             time.sleep(0.0005)  # KV blocks are being read from a store
         elif self.tiers is not None:
             self.tiers.write_behind(BLOCKS_PER_IDLE_STEP)
+
+    @property
+    def _may_load_more(self) -> bool:
+        """Whether ``when_idle`` delays no first answer. After it no long pause is needed: a busy engine has none."""
+        return self.loop.counters.steps > 0 or self.clock() - self._busy_s > QUIET_S
 
     def drop_client(self, client_id: bytes) -> None:
         """End the programs of a client that has gone, and drop the messages to it."""
@@ -382,9 +387,9 @@ class EngineCore:
         return Answer(change.id, self.adapters.listed())
 
     def _put_adapter(self, index: int, name: str, path: str) -> None:
-        from ..models.adapters import with_adapter_at
+        from ..models.adapters import put_adapter
 
-        self.model = self.executor.model = with_adapter_at(self.model, index, name, path)
+        put_adapter(self.model, index, name, path)
 
     def _answer(self, query: Query) -> Answer:
         self.loop.vectorised.synchronise_all()

@@ -242,6 +242,7 @@ def model_digest(parts: EngineParts, config: EngineConfig) -> str:
 def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, context_len: int) -> ModelDrafter | None:
     """The drafter that runs a model; None where the config names none."""
     name = config.draft_model
+    _check_draft_adapters(config)
     if not name:
         return None
     if config.speculative == "off":
@@ -261,8 +262,25 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
             where="draft_model",
         )
     trained = open_weights(path).config.max_positions
-    draft = load_model(path, msgspec.structs.replace(config, max_seq_len=min(context_len, trained), adapters={}))
-    return ModelDrafter(DraftModel(draft, max_len=context_len, num_tokens=tokenizer.vocab_size), source="draft_model")
+    of_draft = {"max_seq_len": min(context_len, trained), "adapters": config.draft_adapters, "draft_adapters": {}}
+    draft = load_model(path, msgspec.structs.replace(config, **of_draft))
+    guesser = DraftModel(draft, max_len=context_len, num_tokens=tokenizer.vocab_size, adapters=model.adapters)
+    return ModelDrafter(guesser, source="draft_model")
+
+
+def _check_draft_adapters(config: EngineConfig) -> None:
+    """Raises InvalidParams where ``draft_adapters`` would have no effect."""
+    for name, folder in config.draft_adapters.items():
+        problem = ""
+        if not config.draft_model:
+            problem = "there is no draft model; name one with draft_model"
+        elif config.draft_model.startswith("self:"):
+            problem = f"draft_model={config.draft_model!r} drafts with the model's own adapters; leave it out"
+        elif name not in config.adapters:
+            there = f"there are {', '.join(config.adapters)}" if config.adapters else "there are none"
+            problem = f"the model has no adapter of that name; {there}"
+        if problem:
+            raise InvalidParams(f"draft adapter {name!r}={folder!r}: {problem}", where="draft_adapters")
 
 
 def scheduler_config(config: EngineConfig) -> SchedulerConfig:

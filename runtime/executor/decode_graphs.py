@@ -1,8 +1,10 @@
 """Decode steps as CUDA graphs: one for each number of rows, rounded up, and each width of the slot table.
 
-Steps whose rows share prefixes have graphs of their own, with one more kernel in each layer. A graph is captured when
-its size first occurs. It runs from the embedding to the last norm; the head runs after it, so all graphs share their
-memory and none holds logits. Padding rows write to the executor's spare slot. Only a capture waits for the device.
+Steps whose rows share prefixes have graphs of their own, with one more kernel in each layer. Steps with adapters have
+theirs too: each row's adapter is copied in, and the adapters' tables are read where they lie, so these graphs are
+dropped once tables are made anew. A graph is captured when its size first occurs. It runs from the embedding to the
+last norm; the head runs after it, so all graphs share their memory and none holds logits. Padding rows write to the
+executor's spare slot. Only a capture waits for the device.
 
 The ranks of a split model capture a graph at the same step, as what chooses one is equal on all of them: a capture runs
 the layers once more than a replay, and with them the sums that join the ranks.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +38,13 @@ def ladder(max_rows: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < last), last)
 
 
+class GraphKey(NamedTuple):
+    num_rows: int
+    width: int  # of the slot table
+    shares: bool  # prefixes
+    has_adapters: bool
+
+
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
     graph: DeviceGraph
@@ -54,7 +63,9 @@ class DecodeGraphs:
         self._rows = torch.arange(self.sizes[-1], dtype=torch.int64, device=device)
         self._shared = torch.zeros(4 * shared_size(self.sizes[-1]), dtype=torch.uint8, device=device)
         self._written: tuple[Prefixes | None, int] = (None, 0)  # the content of ``_shared``, and its number of rows
-        self._captured: dict[tuple[int, int, bool], CapturedGraph] = {}
+        self._adapters = torch.full(self._rows.shape, -1, dtype=torch.int64, device=device)
+        self._num_moves = 0  # of the adapters' tables, at which graphs with adapters were captured
+        self._captured: dict[GraphKey, CapturedGraph] = {}
 
     @property
     def num_graphs(self) -> int:
@@ -71,12 +82,23 @@ class DecodeGraphs:
         prefixes = self._inputs.prefixes.of_decode(step) if self._inputs.prefixes is not None else None
         if prefixes is not None:
             self._share(prefixes, size)
-        key = (size, width, prefixes is not None)
+        if step.adapters is not None:
+            self._write_adapters(step.adapters, size)
+        key = GraphKey(size, width, shares=prefixes is not None, has_adapters=step.adapters is not None)
         captured = self._captured.get(key)
         if captured is None:
-            captured = self._captured[key] = self._capture(*key)
+            captured = self._captured[key] = self._capture(key)
         captured.graph.replay()
         return captured.hidden[:num_rows]
+
+    def _write_adapters(self, ids: np.ndarray, size: int) -> None:
+        num_moves = self._model.adapters.num_moves
+        if num_moves != self._num_moves:
+            self._captured = {key: graph for key, graph in self._captured.items() if not key.has_adapters}
+            self._num_moves = num_moves
+        padded = np.full(size, -1, dtype=np.int64)
+        padded[: len(ids)] = ids
+        self._inputs.accelerator.write(padded.view(np.uint8), self._adapters.view(torch.uint8))
 
     def _share(self, prefixes: Prefixes, size: int) -> None:
         written, for_size = self._written
@@ -87,21 +109,24 @@ class DecodeGraphs:
     def _width(self, longest: int) -> int:
         return min(max(LEAST_WIDTH, 1 << (longest - 1).bit_length()), self._inputs.slot_table.shape[1])
 
-    def _capture(self, size: int, width: int, shares: bool) -> CapturedGraph:
-        inputs, model = self._inputs, self._model
+    def _capture(self, key: GraphKey) -> CapturedGraph:
+        inputs, model, size = self._inputs, self._model, key.num_rows
         views = inputs.decode_views(self._static, num_rows=size)
         table = inputs.slot_table
         batch = ForwardBatch(
             **views,
             query_starts=self._starts[: size + 1],
             logits_rows=self._rows[:size],
-            slot_table=table[:, :width],
-            shared=shared_views(self._shared, num_rows=size) if shares else None,
+            slot_table=table[:, : key.width],
+            shared=shared_views(self._shared, num_rows=size) if key.shares else None,
         )
+
+        ids = self._adapters[:size]
 
         def run() -> torch.Tensor:
             table.view(-1)[batch.row_ids.long() * table.shape[1] + batch.positions] = batch.out_slots.int()
             x = model.embed(inputs.known(batch.token_ids), batch.positions)
-            return model.run_body(x, x.float(), batch, self._kv)
+            adapted = batch.with_adapters(ids, len(model.adapters)) if key.has_adapters else batch
+            return model.run_body(x, x.float(), adapted, self._kv)
 
         return CapturedGraph(*inputs.accelerator.capture(run))

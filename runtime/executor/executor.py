@@ -18,9 +18,9 @@ from .accelerator import Accelerator, Readback, accelerator_of
 from .decode_graphs import DecodeGraphs
 from .device_batch import DeviceBatch
 from .prefixes import PrefixFinder
-from .replays import Replays
 from .split_steps import SplitSteps, shortlist_len
 from .step_logits import StepLogits, StepMasks
+from .step_tapes import StepTapes
 
 if TYPE_CHECKING:
     from ...constrained import Matcher
@@ -169,7 +169,7 @@ class Executor:
         self._num_tokens = num_tokens or model.config.vocab_size
         self._mask_words = (model.config.vocab_size + 31) // 32
         self._row_adapters = np.full(max_rows, -1, dtype=np.int64)  # of vectorised rows, which the plan does not say
-        self._replays: Replays | None = None
+        self._tapes: StepTapes | None = None
         self.graphs: DecodeGraphs | None = None
         self.inputs: DeviceBatch | None = None
         self._owned: HeldSlots | None = None  # where other ranks have some of the slots: in place of the slot table
@@ -177,7 +177,7 @@ class Executor:
             self._owned = model.sequence.slots(pool_slots=kv.num_slots, max_rows=max_rows, max_len=max_len)
         if self.accelerator is None:
             self.slot_table = np.zeros((max_rows, max_len), dtype=np.int32)
-            self._replays = None if model.is_split else Replays(model, kv)
+            self._tapes = StepTapes(model, kv) if model.has_tapes else None
             return
         with torch.inference_mode():
             spare_slot = kv.num_slots - 1
@@ -194,7 +194,7 @@ class Executor:
     @property
     def is_cold(self) -> bool:
         """Whether the last step took longer than later steps of its shape will."""
-        return self._replays is not None and self._replays.is_cold
+        return self._tapes is not None and self._tapes.is_cold
 
     @property
     def num_fed(self) -> int:
@@ -226,12 +226,12 @@ class Executor:
             self.features = self._run_stage(step, self.model.stage)
             return self.features
         features = None
-        if self.graphs is not None and step.adapters is None and given is None:
+        if self.graphs is not None and given is None:
             features = self.graphs.forward(step)
         if features is None:
             batch = _with_given(self._batch_of(step), given)
-            if self._replays is not None:
-                features = self._replays.forward(batch)
+            if self._tapes is not None:
+                features = self._tapes.forward(batch)
             if features is None:
                 features = self.model.features(batch, self.kv)
         self.features = features
@@ -262,12 +262,6 @@ class Executor:
         made = [self.model.features(batch, self.kv) for batch in batches]
         return made[0] if len(made) == 1 else torch.cat(made)
 
-    @torch.inference_mode()
-    def features_of(self, plan: StepPlan) -> torch.Tensor:
-        """The input that ``forward`` would give the head, [L, C]."""
-        batch = _with_given(ForwardBatch.from_plan(plan, self.slot_table, self.device), self._given(plan))
-        return self.model.features(batch, self.kv)
-
     def _given(self, plan: StepPlan) -> GivenInputs | None:
         """The inputs of the plan's tokens that stand for contents; None where there are none."""
         if self._contents is None or not any(row.token_ids.max() >= FIRST_CONTENT_ID for row in plan.rows):
@@ -283,7 +277,7 @@ class Executor:
 
     def _adapters_of(self, plan: StepPlan) -> np.ndarray | None:
         """Each token's adapter, -1 for none; None if no token has one."""
-        if not self.model.adapters:
+        if not len(self.model.adapters):
             return None
         rows = plan.rows
         own = np.array([row.adapter for row in rows], dtype=np.int64)

@@ -14,7 +14,7 @@ Layers 3 and 28 are also made, from 1 and 2, and must be equal to what was recor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class LayerCalls:
         data, calls, begin = words.tobytes(), [], 0
         for call in self.calls:
             end = begin + len(call.block)
-            calls.append(Call(call.function, data[begin:end], call.threads, call.num_outputs))
+            calls.append(replace(call, block=data[begin:end]))
             begin = end
         return LayerCalls(tuple(calls), words, self.kind)
 

@@ -12,6 +12,7 @@ import torch
 from ...kernels.cpu.recording import Arena, Recording
 from ...kernels.cpu.tape import Tape
 from ...kernels.threads import team
+from ..layers.adapters import AdapterRows
 from ..layers.batch import ForwardBatch
 from .layer_calls import LayerCalls, LayerPattern
 from .tape_shapes import MAX_ROWS, MAX_TOKENS, StepShape, num_copies, padded_rows
@@ -43,6 +44,8 @@ class TapeTensors:
         kept.row_ids.copy_(batch.row_ids)
         kept.query_starts.copy_(batch.query_starts)
         kept.kv_lens.copy_(batch.kv_lens)
+        if kept.adapters is not None and batch.adapters is not None:
+            kept.adapters.ids.copy_(batch.adapters.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +57,19 @@ class Recorded:
 
 
 class Replays:
-    """Owns the tapes of one model, one pool and one slot table. All tapes share one arena.
+    """Owns the tapes of one model, one pool and one slot table, either with adapters or without. All share one arena.
 
     A shape is recorded at its first step: all layers of the first shapes, and a few layers of later ones, from which
     the other layers' calls follow. ``is_cold``: the last step recorded its tape, so it took longer than later steps of
     its shape.
     """
 
-    def __init__(self, model: Model, kv: KVPool) -> None:
+    def __init__(self, model: Model, kv: KVPool, arena: Arena | None = None) -> None:
         self._model, self._kv = model, kv
-        self.arena = Arena()
+        self.arena = Arena() if arena is None else arena
         self.kept: OrderedDict[StepShape, Recorded | None] = OrderedDict()  # None: a kernel of it cannot be recorded
         self._patterns: list[LayerPattern] = []  # the one that fitted last comes first
+        self._all_can: bool | None = None  # None: not asked yet
         self.is_cold = False
 
     @property
@@ -74,18 +78,18 @@ class Replays:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The head's input [L, C], valid until the next step. None without a tape: for steps of more than MAX_TOKENS
-        tokens or of many tokens in more than MAX_ROWS rows, with adapters or images, for kernels that cannot be
-        recorded.
+        tokens or of many tokens in more than MAX_ROWS rows, with images, with adapters where ranks share out the
+        layers, and for kernels that cannot be recorded.
 
         A tape runs every token through the whole last layer, also tokens without logits.
         """
         self.is_cold = False
         num_tokens = batch.num_tokens
         if (
-            batch.adapters is not None
-            or batch.given is not None
+            batch.given is not None
             or not 0 < num_tokens <= MAX_TOKENS
-            or not team().can_replay
+            or (batch.adapters is not None and self._model.agree is not None)
+            or not self._can_replay()
         ):
             return None
         has_all = batch.num_logits == num_tokens
@@ -102,23 +106,37 @@ class Replays:
         """The features of every token, [T, C]; None without a tape."""
         num_tokens = batch.num_tokens
         shape = (len(batch.row_ids), num_tokens)
+        embedded = self._model.embed(batch.token_ids, batch.positions)
         if shape not in self.kept:
             self.is_cold = True
-            self.kept[shape] = self._record(batch)
+            recorded = self._record(batch, embedded)
+            self.kept[shape] = recorded if self._agreed(recorded is not None) else None
             if len(self.kept) > MAX_KEPT:
                 self.kept.popitem(last=False)
         self.kept.move_to_end(shape)
         recorded = self.kept[shape]
         if recorded is None:
             return None
-        recorded.tensors.fill(self._model.embed(batch.token_ids, batch.positions), batch)
+        recorded.tensors.fill(embedded, batch)
         recorded.tape.replay(team().pool)
         return recorded.tensors.features
 
-    def _record(self, batch: ForwardBatch) -> Recorded | None:
+    def _can_replay(self) -> bool:
+        """As ``team().can_replay``; with other ranks, whether all ranks can, which is asked once."""
+        if self._model.agree is None:
+            return team().can_replay
+        if self._all_can is None:
+            self._all_can = self._agreed(team().can_replay)
+        return self._all_can
+
+    def _agreed(self, is_so: bool) -> bool:
+        """Whether it is so on all ranks: a padded step takes part in sums of its padded size."""
+        return is_so if self._model.agree is None else self._model.agree(is_so)
+
+    def _record(self, batch: ForwardBatch, embedded: torch.Tensor) -> Recorded | None:
         """A tape for the batch's shape; None where a kernel of it cannot be recorded."""
         for pattern in self._patterns:
-            layers, tensors = self._trace(batch, pattern.needed)
+            layers, tensors = self._trace(batch, embedded, pattern.needed)
             if tensors is None:
                 return None
             every = pattern.complete(layers)
@@ -126,7 +144,7 @@ class Replays:
                 self._patterns.remove(pattern)
                 self._patterns.insert(0, pattern)
                 return self._recorded(every, tensors)
-        layers, tensors = self._trace(batch, range(len(self._model.layers)))
+        layers, tensors = self._trace(batch, embedded, range(len(self._model.layers)))
         if tensors is None:
             return None
         every = list(layers.values())
@@ -134,13 +152,15 @@ class Replays:
         del self._patterns[MAX_PATTERNS:]
         return self._recorded(every, tensors)
 
-    def _trace(self, batch: ForwardBatch, numbers: Sequence[int]) -> tuple[dict[int, LayerCalls], TapeTensors | None]:
+    def _trace(
+        self, batch: ForwardBatch, embedded: torch.Tensor, numbers: Sequence[int]
+    ) -> tuple[dict[int, LayerCalls], TapeTensors | None]:
         """The calls of the layers ``numbers`` by number, and the step's tensors; none where a kernel cannot be
         recorded.
         """
         self.arena.restart()
-        embedded = self._model.embed(batch.token_ids, batch.positions)
         held = self._like(embedded), self._like(embedded, torch.float32)
+        adapters = self._adapters_like(batch)
         kept = replace(
             batch,
             positions=self._like(batch.positions),
@@ -148,6 +168,8 @@ class Replays:
             row_ids=self._like(batch.row_ids),
             query_starts=self._like(batch.query_starts),
             kv_lens=self._like(batch.kv_lens),
+            adapters=adapters,
+            logits_adapters=adapters,
         )
         model, begins = self._model, list[int]()
         if len(numbers) < len(model.layers):
@@ -164,6 +186,10 @@ class Replays:
 
     def _recorded(self, layers: Sequence[LayerCalls], tensors: TapeTensors) -> Recorded:
         return Recorded(Tape([call for layer in layers for call in layer.calls], self.arena), tensors)
+
+    def _adapters_like(self, batch: ForwardBatch) -> AdapterRows | None:
+        rows = batch.adapters
+        return None if rows is None else AdapterRows.of(self._like(rows.ids, torch.int64), rows.groups.num_groups)
 
     def _like(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self.arena.empty(tuple(x.shape), dtype or x.dtype)
@@ -182,7 +208,9 @@ def _with_copies(batch: ForwardBatch, count: int) -> ForwardBatch:
     def with_more(values: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
         return torch.cat((values, more.to(values.dtype).expand(count)))
 
-    last = batch.query_starts[-1]
+    last, adapters = batch.query_starts[-1], batch.adapters
+    if adapters is not None:
+        adapters = AdapterRows.of(with_more(adapters.ids, adapters.ids[token]), adapters.groups.num_groups)
     return replace(
         batch,
         token_ids=with_more(batch.token_ids, batch.token_ids[token]),
@@ -191,6 +219,7 @@ def _with_copies(batch: ForwardBatch, count: int) -> ForwardBatch:
         row_ids=with_more(batch.row_ids, batch.row_ids[row]),
         query_starts=torch.cat((batch.query_starts, last + torch.arange(1, count + 1, dtype=last.dtype))),
         kv_lens=with_more(batch.kv_lens, batch.positions[token] + 1),
+        adapters=adapters,
     )
 
 

@@ -74,8 +74,10 @@ class ForwardBatch:
 
     def with_adapters(self, ids: torch.Tensor, num_adapters: int) -> "ForwardBatch":
         """``ids`` int [T]: each token's adapter, -1 for none."""
-        of_logits = AdapterRows.of(ids[self.logits_rows], num_adapters)
-        return replace(self, adapters=AdapterRows.of(ids, num_adapters), logits_adapters=of_logits)
+        rows = AdapterRows.of(ids, num_adapters)
+        has_all = self.num_logits == self.num_tokens
+        of_logits = rows if has_all else AdapterRows.of(ids[self.logits_rows], num_adapters)
+        return replace(self, adapters=rows, logits_adapters=of_logits)
 
     def uploaded(self, upload: Upload) -> "ForwardBatch":
         """This batch of host memory on a device, with the slot table of its rows alone."""

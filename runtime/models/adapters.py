@@ -1,11 +1,11 @@
 """Gives a model's layers the low-rank adapters of an engine. The weights stay unchanged."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from ...kernels import adapter_tables
 from ...protocol.errors import InvalidParams, UnknownModel, Unsupported
 from ..layers.adapters import LowRank
 from ..layers.attention import Attention
@@ -20,10 +20,10 @@ Adapter = tuple[str, dict[tuple[int, str], LowRankPair]]  # its path, what it ad
 Place = tuple[Linear, dict[str, int], int]  # a product, its targets and their rows, its inputs
 
 
-def with_adapters(
+def load_adapters(
     model: Model, adapters: Mapping[str, str], *, cut: Callable[[Adapter], Adapter] | None = None
-) -> Model:
-    """``adapters``: name -> PEFT folder. A sequence refers to an adapter by its index in ``Model.adapters``.
+) -> None:
+    """``adapters``: name -> PEFT folder. A sequence refers to an adapter by its number in ``Model.adapters``.
 
     ``cut`` gives the part of an adapter that belongs to ``model``, where that is one rank's share of a model.
     """
@@ -35,49 +35,67 @@ def with_adapters(
         read = [cut(adapter) for adapter in read]
     for linear, found in _adapted(model, read):
         linear.adapters = found
-    return replace(model, adapters=tuple(adapters))
+    model.adapters.names[:] = adapters
 
 
-def with_adapter_at(model: Model, index: int, name: str, path: str) -> Model:
-    """``model`` with the adapter in folder ``path`` at ``index`` of its adapters, which is free or one past the end.
+def put_adapter(model: Model, number: int, name: str, path: str) -> None:
+    """The model has the adapter in folder ``path`` at ``number``, which is free or one past the last. Call it between
+    two steps. An empty ``name`` frees the number.
 
-    The products are changed in place, between two steps. An empty ``name`` frees the index. Raises as
-    ``with_adapters``; then nothing has changed.
+    An adapter that fits is written into the tables where they lie. Otherwise tables are made anew, and
+    ``AdapterNames.num_moves`` counts that. Without any adapter there are no tables. Raises as ``load_adapters``; then
+    nothing has changed.
     """
-    names = [*model.adapters, *[""] * (index + 1 - len(model.adapters))]
-    names[index] = name
+    names = [*model.adapters.names, *[""] * (number + 1 - len(model.adapters))]
+    names[number] = name
     read = (path, read_adapter(Path(path)) if name else {})
-    changed = [
-        (linear, _with_index(linear.adapters, found, index, len(names), model))
-        for linear, found in _adapted(model, [read])
-    ]
-    for linear, found in changed:
-        linear.adapters = found
-    return replace(model, adapters=tuple(names))
+    if not any(names):
+        names.clear()
+    moved = len(names) != len(model.adapters)
+    for linear, found in _adapted(model, [read]):
+        tables = _with_number(linear.adapters, found, number, len(names), model)
+        moved = moved or list(map(id, tables)) != list(map(id, linear.adapters))
+        linear.adapters = tables
+    model.adapters.names[:] = names
+    model.adapters.num_moves += moved
 
 
-def _with_index(
-    old: Sequence[LowRank], new: Sequence[LowRank], index: int, count: int, model: Model
+def _with_number(
+    old: Sequence[LowRank], new: Sequence[LowRank], number: int, count: int, model: Model
 ) -> tuple[LowRank, ...]:
-    """The stacks ``old``, for ``count`` adapters, with those of ``new``, which are of one adapter, at ``index``."""
+    """The tables ``old``, for ``count`` adapters, with those of ``new``, which are of one adapter, at ``number``."""
+    if not count:
+        return ()
     olds, news = ({low_rank.columns.start: low_rank for low_rank in some} for some in (old, new))
     found = []
     for start in sorted({*olds, *news}):
         before, added = olds.get(start), news.get(start)
-        parts = [part for part in (before, added) if part is not None]
-        rank = max(part.down.shape[1] for part in parts)
-        down = torch.zeros(count, rank, parts[0].down.shape[2], dtype=model.dtype, device=model.device)
-        up = torch.zeros(count, parts[0].up.shape[1], rank, dtype=model.dtype, device=model.device)
-        if before is not None:
-            down[: len(before.down), : before.down.shape[1]] = before.down
-            up[: len(before.up), :, : before.up.shape[2]] = before.up
-            up[index] = 0
+        rank = 0 if added is None else added.down.shape[1]
+        if before is None or len(before.down) < count or before.down.shape[1] < rank:
+            before = _enlarged(before, added, count, model)
+        before.down[number], before.up[number] = 0, 0
         if added is not None:
-            down[index, : added.down.shape[1]] = added.down[0]
-            up[index, :, : added.up.shape[2]] = added.up[0]
-        if bool(up.any()):
-            found.append(LowRank(parts[0].columns, down, up))
+            before.down[number, :rank] = added.down[0]
+            before.up[number, :, :rank] = added.up[0]
+        found.append(before)
     return tuple(found)
+
+
+def _enlarged(before: LowRank | None, added: LowRank | None, count: int, model: Model) -> LowRank:
+    """Tables of ``count`` adapters that hold those of ``before`` and have the rank of ``added`` too."""
+    parts = [part for part in (before, added) if part is not None]
+    rank = max(part.down.shape[1] for part in parts)
+    made = _tables(parts[0].columns, count, rank, parts[0].down.shape[2], model)
+    if before is not None:
+        made.down[: len(before.down), : before.down.shape[1]] = before.down
+        made.up[: len(before.up), :, : before.up.shape[2]] = before.up
+    return made
+
+
+def _tables(columns: slice, count: int, rank: int, width: int, model: Model) -> LowRank:
+    num_outputs = columns.stop - columns.start
+    down, up = adapter_tables(count, rank, width=width, num_outputs=num_outputs, dtype=model.dtype, device=model.device)
+    return LowRank(columns, down, up)
 
 
 def _adapted(model: Model, adapters: Sequence[Adapter]) -> list[tuple[Linear, tuple[LowRank, ...]]]:
@@ -157,15 +175,14 @@ def _low_ranks(
         if not pairs:
             continue
         rank = max(down.shape[0] for _, _, (down, _) in pairs)
-        down = torch.zeros(len(adapters), rank, width, dtype=model.dtype)
-        up = torch.zeros(len(adapters), num, rank, dtype=model.dtype)
+        made = _tables(columns, len(adapters), rank, width, model)
         for a, path, (a_down, a_up) in pairs:
             if a_down.shape[1] != width or a_up.shape[0] != num:
                 raise UnknownModel(
                     f"adapter {path}: {target} of layer {i} is {a_up.shape[0]} x {a_down.shape[1]}, "
                     f"but the model's is {num} x {width}; it was made for another model"
                 )
-            down[a, : len(a_down)] = a_down
-            up[a, :, : len(a_down)] = a_up[_row_order(model.config, target)] * linear.gain
-        found.append(LowRank(columns, down.to(model.device), up.to(model.device)))
+            made.down[a, : len(a_down)] = a_down
+            made.up[a, :, : len(a_down)] = a_up[_row_order(model.config, target)] * linear.gain
+        found.append(made)
     return found

@@ -1,13 +1,13 @@
 """The decoder of all served families: embedding, then attention and MLP for each layer, then logits."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from ..layers.adapters import AdapterRows
+from ..layers.adapters import AdapterNames, AdapterRows
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch, StepArrays
 from ..layers.embedding import EmbeddingTable
@@ -114,8 +114,9 @@ class Model:
     kv_dtype: torch.dtype
     device: torch.device
     positions: torch.Tensor | None = None  # [positions, C], added to the embedding
-    adapters: tuple[str, ...] = ()  # names; a row refers to one by its index here
-    is_split: bool = False  # one rank's share: its layers wait for other ranks, which a tape cannot
+    adapters: AdapterNames = field(default_factory=AdapterNames)
+    has_tapes: bool = True  # its layers wait for other ranks in sums alone
+    agree: Callable[[bool], bool] | None = None  # of ranks that share out its layers: whether it is so on all of them
     is_even: bool = True  # all ranks have as many heads
     first_layer: int = 0
     stages: tuple[range, ...] = ()  # of a split model: the layers of each stage

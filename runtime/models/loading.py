@@ -30,7 +30,7 @@ from ..weights.home import default_home
 from ..weights.model_config import ModelConfig
 from ..weights.random_folder import RandomFolder
 from ..weights.weight_file import WeightFile, open_weights
-from .adapters import Adapter, with_adapters
+from .adapters import Adapter, load_adapters
 from .decoder import DecoderLayer, Model
 from .names import TensorNames
 from .packed_copy import PackedCopy
@@ -123,7 +123,7 @@ def load_model(
     if file.unpacked():
         log.warning("%s: %s are unpacked: no kernel multiplies their form", file.path, file.unpacked())
     if config.adapters:
-        model = with_adapters(model, config.adapters, cut=split.adapter if split is not None else None)
+        load_adapters(model, config.adapters, cut=split.adapter if split is not None else None)
     if config.kv_dtype != "auto":
         model = replace(model, kv_dtype=_KV_TYPES[config.kv_dtype])
     return model if split is None else split.joined(model)

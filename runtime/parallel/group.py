@@ -48,7 +48,7 @@ class Group(Protocol):
         ...
 
     def broadcast(self, x: Tensor, *, source: int = 0) -> None:
-        """Fills x with that of rank ``source``."""
+        """Fills x with that of rank ``source``, which may be shorter on the host: then the rest of x stays."""
         ...
 
     def exchange(self, parts: Sequence[Tensor], into: Sequence[Tensor]) -> None:

@@ -1,17 +1,19 @@
 """What rank 0 tells the other ranks, as integers: steps and products of the head.
 
-    frame:   number | kind | bytes of the payload | payload
-    a step:  numbers of rows R, tokens T, logits L, earlier runs E, tokens with adapters A, bytes of a token's id
-             [R] rows, tokens, ends | [L] logits | [E] rows, first positions, lengths | [A] adapters | ids | slots
-    slots:   of earlier positions, then of the tokens: number of runs, 0 for none | first slots, lengths | or all slots
+    frame:     number | kind | bytes of the payload | payload
+    decoding:  0 | [4, R] rows, ends, ids, slots: each row has one token, whose logits are wanted
+    a step:    1 | numbers of rows R, tokens T, logits L, earlier runs E, tokens with adapters A
+               [R] rows, ends | [R + 1] starts of queries | [L] logits | [E] rows, first positions, lengths
+               [A] adapters | [T] ids, slots | earlier slots
 
 Numbers are int64, payloads are int32. A step is sent as the arrays that rank 0 computes with too, so no rank goes
-through its sequences one by one. Positions follow from the rows. Only slots that the executors do not hold yet are
-sent, and neighbours as runs: the cache gives slots in ascending order.
+through its sequences one by one. Positions follow from the rows, and only slots that the executors do not hold yet are
+sent. Nothing is packed further: to find runs of slots took longer than to send all of them over loopback.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -21,6 +23,7 @@ from ..layers.batch import NO_RUNS, SlotRuns, StepArrays
 
 _HEAD_LEN = 6
 _NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
+_DECODING = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +63,26 @@ class End:
 
 
 Order = StepArrays | Whole | Likeliest | HeadInput | ReviewExperts | Beat | End
+Ints = Sequence[int] | np.ndarray
 _KINDS: tuple[type, ...] = (StepArrays, Whole, Likeliest, HeadInput, ReviewExperts, Beat, End)
 
 
-def encode(order: Order) -> tuple[int, np.ndarray]:
-    """The order's kind and its payload, int32."""
+def encode(order: Order, room: np.ndarray = _NONE) -> tuple[int, np.ndarray]:
+    """The order's kind and its payload, int32. The payload is made in ``room`` (int32) where it fits."""
     match order:
         case StepArrays():
-            payload = _encode_step(order)
+            parts = _parts_of_step(order)
         case Whole(num_rows=num_rows):
-            payload = np.array([num_rows], np.int32)
+            parts = ([num_rows],)
         case Likeliest(k=k, rows=rows, words=words):
-            head = np.array([k, *words.shape], np.int32)
-            payload = np.concatenate((head, rows.astype(np.int32), words.view(np.int32).reshape(-1)))
+            parts = ([k, *words.shape], rows, words.view(np.int32).reshape(-1))
         case _:
-            payload = _NONE
-    return _KINDS.index(type(order)), payload
+            parts = ()
+    return _KINDS.index(type(order)), _joined(parts, room)
 
 
 def decode(kind: int, payload: np.ndarray) -> Order:
-    """The order of ``encode``."""
+    """The order of ``encode``. Arrays of a step are views of ``payload``."""
     match _KINDS[kind].__name__:
         case "StepArrays":
             return _decode_step(payload)
@@ -98,65 +101,41 @@ def decode(kind: int, payload: np.ndarray) -> Order:
     return End()
 
 
-def _encode_step(step: StepArrays) -> np.ndarray:
+def _parts_of_step(step: StepArrays) -> tuple[Ints, ...]:
+    earlier = step.earlier
     adapters = _NONE if step.adapters is None else step.adapters
-    earlier, ids = step.earlier, np.asarray(step.token_ids, np.int32)
-    is_short = len(ids) > 0 and ids.min() >= 0 and ids.max() < 1 << 16
-    packed = _padded(ids.astype(np.uint16)).view(np.int32) if is_short else ids
-    head = (len(step.row_ids), len(ids), len(step.logits_rows), len(earlier), len(adapters), 2 if is_short else 4)
-    rows = (step.row_ids, np.diff(step.query_starts), step.kv_lens, step.logits_rows)
-    slots = np.concatenate((earlier.slots, step.out_slots), dtype=np.int32, casting="unsafe")
-    parts = (head, *rows, earlier.rows, earlier.starts, earlier.lengths, adapters, packed, *_encode_slots(slots))
-    return np.concatenate(parts, dtype=np.int32, casting="unsafe")
+    if step.is_decode and not earlier and not len(adapters):
+        return ([_DECODING], step.row_ids, step.kv_lens, step.token_ids, step.out_slots)
+    counts = [1, len(step.row_ids), len(step.token_ids), len(step.logits_rows), len(earlier), len(adapters)]
+    rows = (step.row_ids, step.kv_lens, step.query_starts, step.logits_rows)
+    runs = (earlier.rows, earlier.starts, earlier.lengths)
+    return (counts, *rows, *runs, adapters, step.token_ids, step.out_slots, earlier.slots)
+
+
+def _joined(parts: Sequence[Ints], room: np.ndarray) -> np.ndarray:
+    count = sum(map(len, parts))
+    if not count:
+        return _NONE
+    out = room[:count] if count <= len(room) else np.empty(count, np.int32)
+    return np.concatenate(parts, out=out, casting="unsafe")
 
 
 def _decode_step(payload: np.ndarray) -> StepArrays:
-    num_rows, num_tokens, num_logits, num_earlier, num_adapters, id_bytes = payload[:_HEAD_LEN].tolist()
-    num_packed = num_tokens if id_bytes == 4 else -(-num_tokens // 2)
-    lengths = (*[num_rows] * 3, num_logits, *[num_earlier] * 3, num_adapters, num_packed)
+    if payload[0] == _DECODING:
+        return _decode_decoding(*payload[1:].reshape(4, -1))
+    _, num_rows, num_tokens, num_logits, num_earlier, num_adapters = payload[:_HEAD_LEN].tolist()
+    lengths = (num_rows, num_rows, num_rows + 1, num_logits, *[num_earlier] * 3, num_adapters, num_tokens, num_tokens)
     ends = [*accumulate(lengths, initial=_HEAD_LEN), len(payload)]
     parts = [payload[first:end] for first, end in pairwise(ends)]
-    row_ids, counts, kv_lens, logits_rows, rows, starts, run_lens, adapters, ids, packed = parts
-    if id_bytes == 2:
-        ids = ids.view(np.uint16)[:num_tokens].astype(np.int32)
-    query_starts = np.concatenate((_ZERO, np.cumsum(counts, dtype=np.int32)))
+    row_ids, kv_lens, query_starts, logits_rows, rows, starts, run_lens, adapters, ids, slots, earlier_slots = parts
     # Token t of row r: position = kv_lens[r] - n_r + (t - query_starts[r]).
-    positions = np.repeat(kv_lens - query_starts[1:], counts)
+    positions = np.repeat(kv_lens - query_starts[1:], query_starts[1:] - query_starts[:-1])
     positions += np.arange(num_tokens, dtype=np.int32)
-    num_before = int(run_lens.sum())
-    slots = _decode_slots(packed, num_tokens + num_before)
-    return StepArrays(
-        ids,
-        positions,
-        slots[len(slots) - num_tokens :],
-        logits_rows,
-        row_ids,
-        query_starts,
-        kv_lens,
-        earlier=SlotRuns(rows, starts, run_lens, slots[:num_before]) if num_earlier else NO_RUNS,
-        adapters=adapters if num_adapters else None,
-    )
+    earlier = SlotRuns(rows, starts, run_lens, earlier_slots) if num_earlier else NO_RUNS
+    given = adapters if num_adapters else None
+    return StepArrays(ids, positions, slots, logits_rows, row_ids, query_starts, kv_lens, earlier, given)
 
 
-def _encode_slots(slots: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Runs of neighbouring slots, or all slots where these are shorter."""
-    firsts = np.flatnonzero(np.diff(slots, prepend=slots[:1] - 2) != 1)
-    if 2 * len(firsts) >= len(slots):
-        return _ZERO, slots
-    return np.array([len(firsts)], np.int32), slots[firsts], np.diff(firsts, append=len(slots))
-
-
-def _decode_slots(packed: np.ndarray, num_slots: int) -> np.ndarray:
-    num_runs = int(packed[0])
-    if not num_runs:
-        return packed[1:]
-    slots, lengths = packed[1:].reshape(2, num_runs)
-    firsts = np.cumsum(lengths, dtype=np.int32) - lengths
-    found = np.repeat(slots - firsts, lengths)
-    found += np.arange(num_slots, dtype=np.int32)
-    return found
-
-
-def _padded(ids: np.ndarray) -> np.ndarray:
-    """An even number of them."""
-    return np.append(ids, ids[:1]) if len(ids) % 2 else ids
+def _decode_decoding(row_ids: np.ndarray, ends: np.ndarray, ids: np.ndarray, slots: np.ndarray) -> StepArrays:
+    steps = np.arange(len(row_ids) + 1, dtype=np.int32)
+    return StepArrays(ids, ends - 1, slots, steps[:-1], row_ids, steps, ends, earlier=NO_RUNS)

@@ -127,12 +127,16 @@ class RankSplit:
             embedding=embedding,
             layers=tuple(self._layer(layer) for layer in model.layers),
             head=SplitHead(model.head, self.group, holders, vocab_size=config.vocab_size, device=model.device),
-            is_split=True,
+            has_tapes=mesh.pipeline == mesh.sequence == mesh.expert == 1,
+            agree=self._agree,
             stages=tuple(stages_of(config, mesh.pipeline)),
             is_even=len({(len(share.heads), len(share.kv_heads)) for share in shares}) == 1,
             stage=self._stage(config, model.device) if mesh.pipeline > 1 else None,
             sequence=self._sequence_ranks(model) if mesh.sequence > 1 else None,
         )
+
+    def _agree(self, is_so: bool) -> bool:
+        return all(bool(one) for one in self._tensor.gather(torch.tensor([is_so])))
 
     def _sequence_ranks(self, model: Model) -> SequenceRanks:
         for layer in model.layers:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...kernels import apply_bitmask
 from ...kernels.backend import reads_packed
+from ...kernels.cpu.recording import open_recording
 from ..executor.split_steps import Shortlist
 from ..layers.adapters import AdapterRows
 from ..layers.embedding import EmbeddingTable
@@ -33,7 +34,7 @@ class RowLinear(Linear):
         self._group = group
 
     def __call__(self, x: Tensor, rows: AdapterRows | None = None) -> Tensor:
-        return self._group.sum(super().__call__(x, rows))
+        return _summed(self._group, super().__call__(x, rows))
 
 
 class SplitMoE(MoE):
@@ -54,7 +55,13 @@ class SplitMoE(MoE):
         self._group = group
 
     def __call__(self, x: Tensor, rows: AdapterRows | None = None) -> Tensor:
-        return self._group.sum(super().__call__(x, rows))
+        return _summed(self._group, super().__call__(x, rows))
+
+
+def _summed(group: Group, x: Tensor) -> Tensor:
+    """The sum, or its place on the tape that is recorded."""
+    recording = open_recording()
+    return group.sum(x) if recording is None else recording.call_host(group.sum, x)
 
 
 class SplitEmbedding:

@@ -15,6 +15,7 @@ import torch
 
 from ...radix_cache.tree import common_prefix_len
 from ..executor import Executor
+from ..layers.adapters import AdapterNames
 from ..memory import KVPool
 from ..scheduler import PlanRow, StepPlan
 
@@ -41,9 +42,15 @@ class _DraftContext:
 class DraftModel:
     """Sequences of at most ``max_len`` tokens; a context of the longest takes ``max_len`` slots of its pool."""
 
-    def __init__(self, model: Model, *, max_len: int, num_tokens: int = 0) -> None:
-        """``num_tokens``: tokens of the vocabulary; logits beyond it are padding. 0: all are tokens."""
+    def __init__(
+        self, model: Model, *, max_len: int, num_tokens: int = 0, adapters: AdapterNames | None = None
+    ) -> None:
+        """``num_tokens``: tokens of the vocabulary; logits beyond it are padding. 0: all are tokens. ``adapters``:
+        those of the target, whose texts are drafted with the draft model's adapter of the same name, where it has one.
+        None: the target has the same adapters.
+        """
         self.model = model
+        self._adapters = model.adapters if adapters is None else adapters
         self.num_tokens = num_tokens or model.config.vocab_size
         self.max_len = min(max_len, model.max_positions, MAX_LEN)
         shape = model.config
@@ -64,8 +71,10 @@ class DraftModel:
         context = self._contexts.get(seq_id)
         return len(tokens) - (0 if context is None else _num_known(context, tokens))
 
-    def logits(self, seq_id: int, tokens: np.ndarray) -> torch.Tensor:
-        """Logits [1, V] after ``tokens`` (int32, at most ``max_len``). Reads only the tokens that the context lacks."""
+    def logits(self, seq_id: int, tokens: np.ndarray, adapter: int = -1) -> torch.Tensor:
+        """Logits [1, V] after ``tokens`` (int32, at most ``max_len``). Reads only the tokens that the context lacks.
+        ``adapter``: that of the sequence, by the target's number.
+        """
         context = self._contexts.get(seq_id)
         if context is None:
             if not self._free:
@@ -73,18 +82,26 @@ class DraftModel:
             context = self._contexts[seq_id] = _DraftContext(self._free.pop(), self.max_len)
         self._contexts.move_to_end(seq_id)
         known = _num_known(context, tokens)
+        own = self._own_adapter(adapter)
         first_slot = context.row * self.max_len
         for start in range(known, len(tokens), _CHUNK):
             end = min(start + _CHUNK, len(tokens))
             slots = np.arange(first_slot, first_slot + end, dtype=np.int32)
             num_logits = 1 if end == len(tokens) else 0
             stale_from = min(context.synced, start)
-            row = PlanRow(0, context.row, start, tokens[start:end], slots, stale_from, num_logits)
+            row = PlanRow(0, context.row, start, tokens[start:end], slots, stale_from, num_logits, adapter=own)
             found = self._executor.forward(StepPlan(0, (row,)))
             context.synced = max(context.synced, end)
         context.read[known : len(tokens)] = tokens[known:]
         context.num_read = len(tokens)
         return found.whole()[:, : self.num_tokens]
+
+    def _own_adapter(self, number: int) -> int:
+        """The draft model's number of the target's adapter ``number``; -1: it has none for it."""
+        if number < 0 or self._adapters is self.model.adapters:
+            return number
+        name, own = self._adapters.names[number], self.model.adapters.names
+        return own.index(name) if name in own else -1
 
     def forget(self, seq_id: int) -> None:
         context = self._contexts.pop(seq_id, None)

@@ -20,6 +20,7 @@ class Want:
     ``tokens`` (int32, a view) are all its tokens; the first ``num_cached`` were in the cache. ``is_first`` marks the
     first request of a generation, before which tokens may have been replaced. ``ends`` would end the text, so drafting
     them gains nothing. The next token is drawn by ``params`` with the random number of ``seed`` and its position.
+    ``adapter`` is the model's number of the text's adapter, -1 for none.
     ``is_ready`` of some tokens says whether ``matcher`` takes them, and tells the masks between, without long work.
     """
 
@@ -34,6 +35,7 @@ class Want:
     is_ready: Callable[[Sequence[int]], bool] | None = None
     params: "SamplingParams | None" = None
     seed: int = 0
+    adapter: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,10 @@ class Guesser(Protocol):
         """How many of ``tokens`` it must read to draft; 0: it cannot draft now."""
         ...
 
-    def logits(self, seq_id: int, tokens: np.ndarray) -> Tensor:
-        """Logits [1, V] after ``tokens``: the sequence's tokens and the draft so far."""
+    def logits(self, seq_id: int, tokens: np.ndarray, adapter: int) -> Tensor:
+        """Logits [1, V] after ``tokens``: the sequence's tokens and the draft so far. ``adapter``: that of the
+        sequence, by the target's number.
+        """
         ...
 
     def forget(self, seq_id: int) -> None: ...
@@ -109,7 +111,7 @@ class ModelDrafter:
         while True:
             start_s = self._clock()
             text = np.concatenate((want.tokens, np.array(tokens, np.int32))) if tokens else want.tokens
-            token, chance = self._draw(self.guesser.logits(want.seq_id, text), want, len(text))
+            token, chance = self._draw(self.guesser.logits(want.seq_id, text, want.adapter), want, len(text))
             self._note_time(self._clock() - start_s, 1 if tokens else num_unread)
             tokens.append(token)
             said.append(chance)

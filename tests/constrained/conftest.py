@@ -82,7 +82,7 @@ def completion(matcher: Matcher) -> bytes:
     start = matcher.state
     plain = bytes(b for b in range(0x20, 0x7F) if b != 0x5C) + b"\n\t\x80\x90\xa0\xbf"
     for alphabet in (plain, plain + b"\\", bytes(range(256))):
-        met = {machine.configs[start][:3]: 1}  # a few texts of an item under way: some may repeat another item
+        met = {machine.place(start)[:3]: 1}  # a few texts of an item under way: some may repeat another item
         queue = [(0, 0, start, b"")]
         while queue and len(met) < 10_000:
             _, length, config, way = heapq.heappop(queue)
@@ -90,12 +90,12 @@ def completion(matcher: Matcher) -> bytes:
                 return way
             for byte in alphabet:
                 following = machine.advance(config, byte)
-                place = machine.configs[following][:3]
-                if following >= 0 and met.get(place, 0) < 8:
+                place = machine.place(following)[:3] if following >= 0 else None
+                if place is not None and met.get(place, 0) < 8:
                     met[place] = met.get(place, 0) + 1
                     depth = machine.stack_depths[place[2]]
                     heapq.heappush(queue, (depth, length + 1, following, way + bytes([byte])))
-    raise AssertionError(f"no way on from {machine.configs[start]}")
+    raise AssertionError(f"no way on from {machine.place(start)}")
 
 
 def mismatches(grammar: CompiledGrammar, matches: Callable[[str], bool], *, walks: int, seed: int = 0) -> list[str]:

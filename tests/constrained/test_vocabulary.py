@@ -45,3 +45,13 @@ def test_an_end_token_outside_the_vocabulary_is_refused() -> None:
 
 def test_empty_vocabulary_of_text_has_an_empty_trie() -> None:
     assert Vocabulary([b"</s>"], {0}, 0).trie.num_nodes == 0
+
+
+def test_the_order_of_a_trie_is_that_of_the_tokens_bytes() -> None:
+    r = np.random.default_rng(5)
+    drawn = [bytes(r.choice([0, 0, 32, 97, 255], r.integers(1, 20)).tolist()) for _ in range(3_000)]
+    shared = [b"12345678" + t for t in drawn[:500]] + [b"12345678", b"1234567", b"12345678", b"\0", b"\0\0"]
+    vocabulary = Vocabulary([*drawn, *shared, b""], {3_505}, 3_505)
+    for ids in (np.arange(3_505), np.flatnonzero(r.random(3_505) < 0.3), np.arange(7, 8)):
+        expected = sorted(ids.tolist(), key=vocabulary.tokens.__getitem__)
+        assert vocabulary.build_trie(ids).token_order.tolist() == expected

@@ -92,3 +92,21 @@ def test_limits_are_named(formulas: Formulas) -> None:
     assert small.is_half_full
     with pytest.raises(GrammarTooComplex, match="more than 3 formulas"):
         small.leaf("b")
+
+
+def test_a_disjunction_of_many_choices_is_searched_one_alternative_after_the_other(formulas: Formulas) -> None:
+    """Each alternative has 2 to the power of 40 clauses, all but the last one fail."""
+
+    def choices(name: str) -> list[int]:
+        return [formulas.disjunction([formulas.leaf(name, i), formulas.leaf(name, -i)]) for i in range(1, 41)]
+
+    wrong = [formulas.conjunction([*choices(name), formulas.leaf(name, "no")]) for name in "abc"]
+    asked = []
+
+    def are_fine(clause) -> bool:
+        asked.append(clause)
+        return not any(formulas.nodes[leaf][1][-1] == "no" for leaf, _ in clause)
+
+    assert not formulas.some_clause(formulas.disjunction(wrong), are_fine)
+    assert formulas.some_clause(formulas.disjunction([*wrong, formulas.conjunction(choices("d"))]), are_fine)
+    assert len(asked) < 1000

@@ -1,5 +1,6 @@
 """A warmed-up engine gives the answers of a new one and has counted nothing."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -77,3 +78,15 @@ def test_what_no_first_answer_waits_for_is_done_once_nothing_has_run_for_a_while
         engine.step([])
     engine.close()
     assert done == [1.2]
+
+
+def test_it_is_done_as_soon_as_nothing_runs_after_the_first_answer(tiny_model_path: Path) -> None:
+    ticks, done = itertools.count(), []
+    engine = EngineCore(config(tiny_model_path), clock=lambda: 1e-6 * next(ticks))  # QUIET_S is never over
+    engine.when_idle = lambda: done.append(engine.has_work)
+    engine.step([])
+    assert not done
+    say(engine)
+    engine.step([])
+    engine.close()
+    assert done == [False]

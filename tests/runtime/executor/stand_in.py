@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import phloem
 import torch
+from phloem.kernels import Groups
 from phloem.kernels.backend import Backend
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -154,6 +155,8 @@ _thread = _Thread()
 def _leaves(value: object) -> list[object]:
     if isinstance(value, dict):
         return _leaves(list(value.values()))
+    if isinstance(value, Groups):
+        return [value.ids, value.num_groups]
     if isinstance(value, list | tuple):
         return [leaf for item in value for leaf in _leaves(item)]
     return [value]

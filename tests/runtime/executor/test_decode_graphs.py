@@ -1,20 +1,24 @@
 """Decode steps from graphs give exactly the logits of eager steps, at fixed addresses, with harmless padding."""
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from phloem.kernels.backend import CPU, using
+from phloem.kernels.backend import CPU, triton_backend, using
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.executor import Executor
 from phloem.runtime.executor.decode_graphs import LEAST_WIDTH, ladder
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
+from phloem.runtime.models.adapters import put_adapter
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
 from phloem.tests.runtime.executor.stand_in import StandIn, traced
+from phloem.tests.runtime.models.lora import make_adapter
 
+os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
 MAX_ROWS, MAX_LEN, NUM_SLOTS = 12, 1400, 2000
 
 
@@ -36,6 +40,7 @@ class TwoWays:
         self.rng = np.random.default_rng(0)
         self.free = list(self.rng.permutation(NUM_SLOTS))
         self.slots: list[list[int]] = [[] for _ in range(MAX_ROWS)]
+        self.adapters = [-1] * MAX_ROWS
 
     def step(self, counts: dict[int, int], *, stale_from: int | None = None) -> torch.Tensor:
         rows = []
@@ -44,7 +49,8 @@ class TwoWays:
             self.slots[row] += [self.free.pop() for _ in range(count)]
             ids = self.rng.integers(0, 256, count).astype(np.int32)
             slots = np.array(self.slots[row], dtype=np.int32)
-            rows.append(PlanRow(row, row, start, ids, slots, start if stale_from is None else stale_from, 1))
+            stale = start if stale_from is None else stale_from
+            rows.append(PlanRow(row, row, start, ids, slots, stale, 1, adapter=self.adapters[row]))
         plan = StepPlan(0, tuple(rows))
         want, got = (executor.forward(plan).whole() for executor in self.executors)
         assert torch.allclose(got, want, atol=1e-5), (got - want).abs().max()
@@ -150,3 +156,37 @@ def test_logits_of_draft_tokens_equal_those_of_the_cpu(model: Model) -> None:
     plan = StepPlan(0, tuple(rows))
     want, got = (executor.forward(plan).whole() for executor in both.executors)
     assert torch.allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+def test_rows_with_adapters_have_graphs_that_read_the_tables_where_they_lie(
+    backend: str, tiny_model_path: Path, tmp_path: Path
+) -> None:
+    folders = {
+        name: make_adapter(tmp_path / name, tiny_model_path, seed=rank, rank=rank)
+        for name, rank in {"poet": 4, "judge": 2, "cook": 7}.items()
+    }
+    given = {name: str(folders[name]) for name in ("poet", "judge")}
+    with using(traced(triton_backend() if backend == "triton" else CPU)):
+        model = load_model(tiny_model_path, EngineConfig(model="tiny", precision="float32", adapters=given))
+        both = TwoWays(model)
+        graphs = both.executors[1].graphs
+        assert graphs is not None
+        both.adapters[:3] = [0, 1, -1]
+        both.step(dict.fromkeys(range(3), 3))
+        for rows in ((0, 1, 2), (2, 0, 1), (1, 0)):
+            both.step(dict.fromkeys(rows, 1))
+        both.step({2: 1})  # without an adapter
+        assert [graph.num_replays for graph in both.device.graphs] == [2, 1, 1] and graphs.num_graphs == 3
+
+        put_adapter(model, 1, "", "")
+        put_adapter(model, 1, "judge too", str(folders["judge"]))  # in the tables' old place
+        both.step(dict.fromkeys(range(3), 1))
+        assert [graph.num_replays for graph in both.device.graphs] == [3, 1, 1]
+
+        put_adapter(model, 2, "cook", str(folders["cook"]))  # in new tables
+        both.adapters[2] = 2
+        both.step(dict.fromkeys(range(3), 1))
+        assert [graph.num_replays for graph in both.device.graphs] == [3, 1, 1, 1] and graphs.num_graphs == 2
+    assert both.device.log.count("wait") == 0

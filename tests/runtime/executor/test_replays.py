@@ -69,7 +69,7 @@ class TwoWays:
             got = self.replays.forward(batch)
             features = self.model.features(batch, self.pools[1])
             if got is None:
-                self.model.forward(batch, self.pools[0])
+                self.model.features(batch, self.pools[0])
             else:
                 self.num_replayed += 1
                 assert torch.equal(got, features)

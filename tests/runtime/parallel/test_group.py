@@ -53,6 +53,8 @@ def everyone(group: Group, dtype: torch.dtype, length: int) -> dict[str, Any]:
     group.exchange(parts, into)
     told = torch.full((5,), float(rank))
     group.broadcast(told, source=1)
+    longer = torch.full((6,), float(rank))
+    group.broadcast(longer[:2] if rank == 1 else longer, source=1)
     scattered = group.scatter(parts if rank == 2 else None, torch.empty(4), source=2)
     passed = torch.empty(3)
     if rank == 0:
@@ -76,6 +78,7 @@ def everyone(group: Group, dtype: torch.dtype, length: int) -> dict[str, Any]:
         "gather": torch.stack(group.gather(x)),
         "exchange": torch.stack(into),
         "broadcast": told,
+        "shorter": longer,
         "scatter": scattered,
         "passed": passed if rank == 1 else None,
     }
@@ -94,6 +97,7 @@ def test_processes_and_virtual_ranks_get_the_same_bits(gloo: list[Group], dtype:
     assert torch.equal(found[0]["few"], added([found[0]["gather"][2], found[0]["gather"][0]]))
     assert found[1]["exchange"][:, 0].tolist() == [1.0, 11.0, 21.0]
     assert found[0]["broadcast"].tolist() == [1.0] * 5 and found[0]["scatter"].tolist() == [20.0] * 4
+    assert [one["shorter"].tolist() for one in found] == [[1.0] * 2 + [rank] * 4 for rank in (0.0, 1.0, 2.0)]
     assert found[1]["passed"].tolist() == [0.0, 1.0, 2.0]
 
 
@@ -106,8 +110,8 @@ def test_over_nccl_collectives_are_one_group_of_transfers_each(gloo: list[Group]
     for rank in range(SIZE):
         for name, value in expected[rank].items():
             assert value is None or torch.equal(found[rank][name], value), (rank, name)
-    # Exchange, broadcast, scatter, gather, a sum of two ranks, and one of all in two parts.
-    assert [one.num_together for one in coalesced] == [7, 6, 7]
+    # Exchange, two broadcasts, scatter, gather, a sum of two ranks, and one of all in two parts.
+    assert [one.num_together for one in coalesced] == [8, 7, 8]
 
 
 def process_group_of(group: Group) -> Any:

@@ -57,7 +57,7 @@ def test_every_rank_gets_the_same_step(num_vectorised: int, num_rows: int) -> No
 @pytest.mark.parametrize("num_tokens", [1, 31, 32])
 @pytest.mark.parametrize("vocab_size", [1 << 16, 150_000])
 @pytest.mark.parametrize("num_cached", [0, 200])
-def test_prompts_in_runs_of_slots_arrive_and_take_few_bytes(num_tokens: int, vocab_size: int, num_cached: int) -> None:
+def test_prompts_after_cached_tokens_arrive_in_one_message(num_tokens: int, vocab_size: int, num_cached: int) -> None:
     rng = np.random.default_rng(num_tokens)
     rows, end = [], num_cached + num_tokens
     for i in range(256):
@@ -70,8 +70,20 @@ def test_prompts_in_runs_of_slots_arrive_and_take_few_bytes(num_tokens: int, voc
     kind, payload = encode(step)
     found = decode(kind, payload)
     assert isinstance(found, StepArrays) and same_step(step, found)
-    if num_cached and vocab_size == 1 << 16:
-        assert payload.nbytes <= FRAME_BYTES - 24, "one message"
+    num_ints = 256 * (2 * num_tokens + num_cached + 4 + 3 * bool(num_cached))
+    assert payload.nbytes <= 4 * (num_ints + 7) <= FRAME_BYTES - 24
+    if num_tokens == 1 and not num_cached:
+        assert payload.nbytes == 4 * (1 + 4 * 256)
+
+
+def test_an_order_is_made_in_the_room_that_it_fits_in() -> None:
+    step = some_step(np.random.default_rng(3), 40, 2)
+    kind, payload = encode(step)
+    room = np.zeros(len(payload) + 5, np.int32)
+    assert np.shares_memory(encode(step, room)[1], room)
+    assert not np.shares_memory(encode(step, room[:9])[1], room)
+    found = decode(kind, room[: len(payload)])
+    assert isinstance(found, StepArrays) and same_step(step, found)
 
 
 def test_other_orders_come_out_as_they_went_in() -> None:
@@ -85,7 +97,7 @@ def test_other_orders_come_out_as_they_went_in() -> None:
 
 def test_long_and_short_orders_arrive_in_order_over_one_line() -> None:
     rng = np.random.default_rng(0)
-    long = some_step(rng, 3 * FRAME_BYTES, 1)
+    long = some_step(rng, FRAME_BYTES // 8, 1)
     orders: list[Order] = [Beat(), long, Whole(2), End()]
 
     def body(group: VirtualGroup) -> list[Order]:

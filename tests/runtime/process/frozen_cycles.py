@@ -1,6 +1,7 @@
-"""Cycles that are frozen and then dropped, in numbers that depend on how many objects the process has."""
+"""Cycles that are frozen and then dropped, in numbers that depend on how many blocks of memory the process has."""
 
 import gc
+import sys
 import weakref
 
 from phloem.runtime.process import garbage as garbage_module
@@ -12,7 +13,7 @@ class Node:
 
     def __init__(self) -> None:
         self.itself = self
-        self.others: list[list] = []
+        self.others: list[object] = []
 
 
 def grow(num_passes: int) -> list[list]:
@@ -25,13 +26,13 @@ def grow(num_passes: int) -> list[list]:
 
 
 def freed_when_idle() -> list[int]:
-    """Frozen objects at the start; whether a dropped cycle lives on under load, and when idle; frozen objects then."""
+    """Blocks at the start; whether a dropped cycle lives on under load, and when idle; blocks then."""
     gc.collect()
     garbage = Garbage()
-    lasting = gc.get_freeze_count()
+    lasting = sys.getallocatedblocks()
     node = Node()
     seen = weakref.ref(node)
-    node.others = [[] for _ in range(lasting // 2)]
+    node.others = [object() for _ in range(lasting // 2)]
     grow(garbage_module.PASSES)
     garbage.after_step(is_idle=False)
     del node
@@ -40,20 +41,20 @@ def freed_when_idle() -> list[int]:
     under_load = seen() is not None
     grow(garbage_module.PASSES)
     garbage.after_step(is_idle=True)
-    return [lasting, int(under_load), int(seen() is not None), gc.get_freeze_count()]
+    return [lasting, int(under_load), int(seen() is not None), sys.getallocatedblocks()]
 
 
 def bounded_under_load() -> list[int]:
-    """Frozen objects at the start and at most; rounds, each with a dropped cycle of half as many; cycles that live."""
+    """Blocks at the start and at most; rounds, each with a dropped cycle of half as many; cycles that live."""
     gc.collect()
     garbage = Garbage()
-    lasting = gc.get_freeze_count()
+    lasting = sys.getallocatedblocks()
     most, seen = 0, []
-    for _ in range(20):  # ten times the lasting objects, all of them garbage
+    for _ in range(20):  # ten times the lasting blocks, all of them garbage
         node = Node()
         seen.append(weakref.ref(node))
-        node.others = [[] for _ in range(lasting // 2)]
+        node.others = [object() for _ in range(lasting // 2)]
         grow(garbage_module.PASSES)
         garbage.after_step(is_idle=False)
-        most = max(most, gc.get_freeze_count())
+        most = max(most, sys.getallocatedblocks())
     return [lasting, most, len(seen), sum(node() is not None for node in seen)]

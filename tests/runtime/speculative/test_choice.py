@@ -41,7 +41,7 @@ class Counting:
     def num_unread(self, seq_id: int, tokens: np.ndarray) -> int:
         return 1
 
-    def logits(self, seq_id: int, tokens: np.ndarray) -> torch.Tensor:
+    def logits(self, seq_id: int, tokens: np.ndarray, adapter: int) -> torch.Tensor:
         self.num_asked += 1
         self.now_s += self.token_s
         found = torch.zeros(1, 16)

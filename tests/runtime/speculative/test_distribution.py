@@ -22,7 +22,7 @@ class Chain:
     """A model that is a table: the logits depend only on the last token."""
 
     device = torch.device("cpu")
-    is_split = False
+    has_tapes = True
     sequence = None
 
     class config:

@@ -3,12 +3,18 @@
 from functools import partial
 from itertools import count
 
+import numpy as np
 import pytest
+import torch
 from phloem.protocol.errors import InvalidParams, UnknownModel
+from phloem.protocol.messages import LoadAdapter, ProgramSettings
+from phloem.protocol.ops import Close, Gen, Text
+from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
-from phloem.runtime.speculative import ModelDrafter, Speculation, StepCosts
+from phloem.runtime.speculative import DraftModel, ModelDrafter, Speculation, StepCosts, without_layers
 from phloem.tests.runtime.engine.driver import Driver
+from phloem.tests.runtime.models.lora import make_adapter
 from phloem.tests.runtime.models.tiny import make_tiny_model
 from phloem.tests.runtime.speculative.oracle import Free
 from phloem.tests.runtime.speculative.test_equality import check_equal, made, submit_all
@@ -103,3 +109,76 @@ def test_an_unusable_draft_model_is_refused_by_name(tiny_model_path, tmp_path):
 def test_a_draft_model_of_another_vocabulary_is_refused(tiny_model_path, smollm2_path):
     with pytest.raises(InvalidParams, match=r"another vocabulary \(49,152 tokens\)"):
         start(tiny_model_path, draft_model=str(smollm2_path))
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny_model_path, tmp_path_factory) -> dict[str, str]:
+    at = tmp_path_factory.mktemp("drafts")
+    ranks = {"poet": 4, "judge": 2}
+    return {
+        name: str(make_adapter(at / name, tiny_model_path, seed=rank, rank=rank, lora_alpha=3 * rank))
+        for name, rank in ranks.items()
+    }
+
+
+def texts_of(engine: EngineCore) -> tuple[list[list[int]], int, int]:
+    """Tokens of texts with either adapter and with none, side by side; how many were drafted and accepted."""
+    driver = Driver(engine, check=False)
+    outcomes = []
+    for adapter in ("poet", "judge", "", "poet"):
+        params = SamplingParams(max_tokens=30, temperature=0.7 * (adapter == "judge"), seed=5, ignore_eos=True)
+        ops = [Text(op=0, seq=0, text=f"The text of {adapter}"), Gen(op=1, seq=0, params=params), Close(op=2, seq=0)]
+        outcomes.append(driver.submit(ops, settings=ProgramSettings(adapter=adapter)))
+    driver.run()
+    candidates = [outcome.done[1].meta.candidates[0] for outcome in outcomes]
+    engine.check()
+    engine.close()
+    drafted, accepted = (sum(getattr(c, f"{name}_tokens") for c in candidates) for name in ("drafted", "accepted"))
+    return [outcome.value(1) for outcome in outcomes], drafted, accepted
+
+
+def test_draft_adapters_change_no_token_and_raise_the_accepted_share(tiny_model_path, adapters):
+    expected, _, _ = texts_of(start(tiny_model_path, adapters=adapters, speculative="off"))
+    assert len({str(text) for text in expected}) > 2
+    shares = {}
+    for draft, given in (
+        (str(tiny_model_path), adapters),
+        (str(tiny_model_path), {"poet": adapters["poet"]}),
+        (str(tiny_model_path), {}),
+        ("self:1", {}),
+    ):
+        engine = start(tiny_model_path, adapters=adapters, draft_model=draft, draft_adapters=given)
+        drafted_by_model_alone(engine)
+        found, drafted, accepted = texts_of(engine)
+        assert found == expected and drafted > 30
+        shares[draft == "self:1", len(given)] = accepted / drafted
+    assert shares[False, 2] == 1.0 > shares[False, 1] > shares[False, 0]
+
+
+def test_drafts_by_the_model_s_own_layers_use_its_adapters(tiny_model_path, adapters):
+    """Also an adapter that came later: the two models share the tables."""
+    engine = start(tiny_model_path, adapters={"judge": adapters["judge"]})
+    change = LoadAdapter(1, "poet", adapters["poet"])
+    guesser = DraftModel(without_layers(engine.model, 1), max_len=100)
+    text = np.arange(20, dtype=np.int32)
+    before = [guesser.logits(number, text, number).clone() for number in (-1, 0)]
+    engine.step([(b"operator", change)])
+    after = [guesser.logits(10 + number, text, number).clone() for number in (-1, 0, 1)]
+    assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
+    assert all(float((after[i] - after[j]).abs().max()) > 0.1 for i, j in ((0, 1), (0, 2), (1, 2)))
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "there is no draft model; name one with draft_model"),
+        ({"draft_model": "self:1"}, "draft_model='self:1' drafts with the model's own adapters; leave it out"),
+        ({"draft_model": "x"}, "the model has no adapter of that name; there are poet"),
+        ({"draft_model": "x", "adapters": {}}, "the model has no adapter of that name; there are none"),
+    ],
+)
+def test_draft_adapters_without_an_effect_are_refused(tiny_model_path, adapters, options, message):
+    given = {"adapters": {"poet": adapters["poet"]}, "draft_adapters": {"cook": "/x"}} | options
+    with pytest.raises(InvalidParams, match=f"draft adapter 'cook'='/x': {message}"):
+        start(tiny_model_path, **given)
