@@ -19,16 +19,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..protocol import messages as m
-from ..protocol import ops as o
-from ..protocol.sampling import SamplingParams
-from ..runtime.config import EngineConfig
-from ..runtime.engine import EngineCore
-from ..runtime.speculative import ModelDrafter, Speculation, StepCosts
+import numpy as np
+from phloem.protocol import messages as m
+from phloem.protocol import ops as o
+from phloem.protocol.sampling import SamplingParams
+from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import EngineCore
+from phloem.runtime.speculative import ModelDrafter, Speculation, StepCosts
+
 from . import RESULTS, header, save
 from .prose import DOCUMENT
 
 MAX_DRAFT = 31  # tokens of a draft, as of `--max-draft`
+COST_SIZES = (1, 2, 4, 8, 16, 32)  # tokens of the steps of `--step-costs`
 
 CODE = '''def total_price(items, tax_rate):
     """The price of all items with tax."""
@@ -205,18 +208,17 @@ def _num_equal(text: Sequence[int], earlier: int, later: int) -> int:
     return num
 
 
-def copying_limit(engine: EngineCore, workload: str, *, max_tokens: int) -> float:
-    """The speed of ``best_copying_s`` relative to one token a step, with the costs of steps that the engine learnt."""
-    assert engine.loop.speculation is not None and engine.template is not None
-    estimate = engine.loop.speculation.costs.estimate
+def copying_limit(engine: EngineCore, workload: str, step_s: Callable[[int], float], *, max_tokens: int) -> float:
+    """The speed of ``best_copying_s`` relative to one token a step."""
+    assert engine.template is not None
     plain_s = best_s = 0.0
     for question in WORKLOADS[workload]:
         prompt: list[int] = []
         for part in engine.template.render([{"role": "user", "content": question}]):
             prompt += engine.tokenizer.encode(part, at_start=not prompt) if isinstance(part, str) else part
         (answer,), _ = ask(engine, [question], speculative=True, max_tokens=max_tokens)
-        plain_s += len(answer.tokens) * float(estimate[1])
-        best_s += best_copying_s(prompt, answer.tokens, lambda n: float(estimate[n]))
+        plain_s += len(answer.tokens) * step_s(1)
+        best_s += best_copying_s(prompt, answer.tokens, step_s)
     return plain_s / best_s
 
 
@@ -287,7 +289,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--only", nargs="*", default=[*WORKLOADS, "load of 16"])
+    parser.add_argument(
+        "--step-costs",
+        type=lambda text: [float(part) for part in text.split(",")],
+        help="what steps of 2, 4, 8, 16 and 32 tokens cost, relative to one token, for the limit of copying; without "
+        "it what the engine learnt",
+    )
     args = parser.parse_args(argv)
+    if args.step_costs and len(args.step_costs) != len(COST_SIZES) - 1:
+        parser.error(f"--step-costs: {len(args.step_costs)} costs; give those of 2, 4, 8, 16 and 32 tokens")
     options: dict[str, Any] = {"draft_model": args.draft_model} if args.draft_model else {}
     engine = EngineCore(EngineConfig(model=args.model, num_slots=8192, speculative=args.speculative, **options))
     found = header()
@@ -306,9 +316,14 @@ def main(argv: list[str] | None = None) -> None:
         estimate = engine.loop.speculation.costs.estimate
         shown = ", ".join(f"{n}: {estimate[n] / estimate[1]:.2f}" for n in (2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32))
         print(f"cost of a step by tokens, against one ({estimate[1] * 1e3:.1f} ms): {shown}")
+        known = dict(zip(COST_SIZES, [1.0, *args.step_costs], strict=False)) if args.step_costs else None
+
+        def step_s(n: int) -> float:
+            return float(estimate[n] if known is None else np.interp(n, list(known), list(known.values())))
+
         for name in args.only:
             if name in WORKLOADS:
-                limits[name] = copying_limit(engine, name, max_tokens=args.max_tokens)
+                limits[name] = copying_limit(engine, name, step_s, max_tokens=args.max_tokens)
                 print(f"{name}: at most {limits[name]:.2f} by copying, if every draft were right")
         for drafter in engine.loop.speculation.drafters:
             if isinstance(drafter, ModelDrafter):

@@ -27,7 +27,7 @@ from .. import header
 from . import ablations, page
 from .catalogue import WORKLOADS
 from .held import OUT, keep
-from .measure import BARS, Found, as_json, count_faults, judged, measure, same_answers, start, stop, table
+from .measure import BARS, Found, as_json, count_faults, judged, measure, same_answers, start, stop, supports, table
 from .systems import COMPARED, HTTP, PROGRAM, SYSTEMS, TRANSFORMERS, Peers, System, make_system
 from .workload import Workload
 
@@ -125,11 +125,12 @@ def compare(args: argparse.Namespace, model: str) -> None:
     alone = 1 if args.quick or is_large else 2  # programs of a repeat that run one after the other, for the latency
     for group in (together, [last] if last is not None else []):
         running: list[System] = []
+        theirs = [one for one in workloads if any(supports(system.name, one) for system in group)]
         try:
-            running += (system for system in group if start(system, say))
+            running += (system for system in group if theirs and start(system, say))
             versions |= {system.name: system.version for system in running}
-            measure(running, workloads, repeats=args.repeats, alone=alone, count=count, say=say, keep=kept)
-            equal |= answers_of(running, workloads, lambda one: -(-count(one) // 2))
+            measure(running, theirs, repeats=args.repeats, alone=alone, count=count, say=say, keep=kept)
+            equal |= answers_of(running, theirs, lambda one: -(-count(one) // 2))
         finally:
             for system in running:
                 stop(system, say)

@@ -41,6 +41,7 @@ WORKLOAD = w.Workload(
     plain=plain,
     count=6,
     quick=2,
+    large=0,
     free_tokens=0,
     counts_output=False,
 )

@@ -61,7 +61,7 @@ SHORT = w.Workload(
     make=make_short,
     program=program,
     plain=plain,
-    count=6,
+    count=4,
     quick=2,
     free_tokens=TURNS * 8,
 )
@@ -71,7 +71,7 @@ LONG = w.Workload(
     make=make_long,
     program=program,
     plain=plain,
-    count=4,
+    count=3,
     quick=1,
     free_tokens=TURNS * 96,
 )

@@ -61,7 +61,7 @@ WORKLOAD = w.Workload(
     program=program,
     plain=plain,
     check=w.contains,
-    count=12,
+    count=8,
     quick=3,
     free_tokens=REASON_TOKENS + ANSWER_TOKENS,
 )

@@ -52,6 +52,7 @@ WORKLOAD = w.Workload(
     check=w.equals,
     count=2,
     quick=1,
+    large=0,
     free_tokens=N * REASON_TOKENS,
     needs_grammar=True,
 )

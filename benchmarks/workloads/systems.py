@@ -42,7 +42,7 @@ class Run:
 
 
 class System(Protocol):
-    """Something that runs workloads. ``version`` is known after ``start``."""
+    """Something that runs workloads. ``version`` is known after ``start``; a second ``stop`` does nothing."""
 
     name: str
     version: str
@@ -130,6 +130,7 @@ class Plain:
         self._loop = asyncio.Runner()
         self._stack = contextlib.AsyncExitStack()
         self._client: OpenAIClient | PipedClient | None = None
+        self._is_stopped = False
 
     def start(self) -> None:
         async def begin() -> tuple[OpenAIClient | PipedClient, str]:
@@ -148,9 +149,11 @@ class Plain:
         return self._loop.run(asyncio.wait_for(run_plain(self._client, workload, cases, alone=alone), PATIENCE_S))
 
     def stop(self) -> None:
+        if self._is_stopped:
+            return
+        self._is_stopped, self._client = True, None
         self._loop.run(self._stack.aclose())
         self._loop.close()
-        self._client = None
 
 
 async def run_plain(client: Any, workload: Workload, cases: list[Case], *, alone: bool) -> Run:

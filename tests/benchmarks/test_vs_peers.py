@@ -51,6 +51,22 @@ def test_a_peers_error_ends_the_benchmark_by_name():
         asyncio.run(vs_peers.ask_pipe([sys.executable, "-c", ECHO], "json-schema", 1))
 
 
+def test_a_peer_that_ends_fails_its_requests_and_later_ones_at_once():
+    ends = ECHO.replace("_, asked = item", "break")
+
+    async def ask_twice():
+        faults = []
+        async with vs_peers.piped([sys.executable, "-c", ends]) as peer:
+            for _ in range(2):
+                try:
+                    await peer.request("hello", 1, to_the_end=True)
+                except vs_peers.PeerFailed as fault:
+                    faults.append(str(fault))
+        return faults
+
+    assert asyncio.run(ask_twice()) == ["echo 1 ended in the middle of its work", "echo 1 is not running"]
+
+
 def test_bars_are_judged_by_the_median_and_by_validity():
     results = {
         "single": {
