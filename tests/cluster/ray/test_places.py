@@ -150,7 +150,7 @@ def test_ray_is_imported_by_its_own_folder_alone():
             if any(name.split(".")[0] == "ray" for name in names):
                 importers.add("/".join(parts))
     assert importers == {
-        f"cluster/ray/{name}.py" for name in ("app", "deployment", "front", "replica", "router", "supervisor")
+        f"cluster/ray/{name}.py" for name in ("app", "deployment", "front", "gang", "replica", "router", "supervisor")
     }
 
 
