@@ -23,7 +23,6 @@ _RENAMED = {
     "log_level": "log_level",
 }
 _PRECISIONS = {"auto": "auto", "float32": "float32", "float": "float32", "bfloat16": "bfloat16"}
-_ONE_ALONE = ("dp_size", "nnodes")
 
 
 class ServerArgs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -75,9 +74,11 @@ def from_server_options(options: dict[str, Any]) -> dict[str, Any]:
             f"more processes: leave it out, and set sequence_parallel={count!r} and tp_size to a part of its number",
             where="attn_cp_size",
         )
-    for name in _ONE_ALONE:
-        if name in ours and (value := ours.pop(name)) != 1:
-            raise Unsupported(f"{name}={value!r}: an engine runs on one device; leave it out", where=name)
+    if (count := ours.pop("dp_size", 1)) != 1:
+        raise Unsupported(
+            f"dp_size={count!r}: an engine is one replica; leave it out, and give the runtime replicas={count!r}",
+            where="dp_size",
+        )
     unknown = sorted(set(ours) - set(EngineConfig.__struct_fields__))
     if unknown:
         known = ", ".join(sorted(_FIELDS | set(EngineConfig.__struct_fields__)))

@@ -338,10 +338,13 @@ def test_server_args_are_engine_options():
     split = {"model_path": "m", "tp_size": 2, "pp_size": 3, "ep_size": 2}
     expected = EngineConfig(model="m", tensor_parallel=2, pipeline_parallel=3, expert_parallel=2)
     assert make_config(None, split) == expected
+    split = {"model_path": "m", "tp_size": 2, "nnodes": 2, "node_rank": 1, "dist_init_addr": "10.0.0.1:5000"}
+    expected = EngineConfig(model="m", tensor_parallel=2, nnodes=2, node_rank=1, dist_init_addr="10.0.0.1:5000")
+    assert make_config(None, split) == expected
 
 
 def test_wrong_server_args_are_named():
-    with pytest.raises(errors.Unsupported, match="dp_size=2: an engine runs on one device"):
+    with pytest.raises(errors.Unsupported, match="dp_size=2: an engine is one replica; .* replicas=2"):
         make_config(None, {"model_path": "m", "dp_size": 2})
     with pytest.raises(errors.Unsupported, match=r"attn_cp_size=2: it divides .*set sequence_parallel=2 and tp_size"):
         make_config(None, {"model_path": "m", "tp_size": 4, "attn_cp_size": 2})
