@@ -36,7 +36,8 @@ def refuse_nodes(config: EngineConfig) -> None:
     nnodes, rank, num_ranks = config.nnodes, config.node_rank, config.num_ranks
     if nnodes < 1 or num_ranks % nnodes:
         raise InvalidParams(
-            f"nnodes={nnodes}: {num_ranks} ranks are shared out evenly over the machines; it must divide {num_ranks}",
+            f"nnodes={nnodes}: each machine has as many ranks, but tensor_parallel x pipeline_parallel x "
+            f"sequence_parallel is {num_ranks}; set a product that nnodes divides, or nnodes=1",
             where="nnodes",
         )
     if not 0 <= rank < nnodes:
