@@ -838,7 +838,7 @@ class FleetClient:
             if is_ours:
                 del self._engines[engine.name]
                 self._placer.remove(engine.name)
-            self._num_lost += is_ours
+            self._num_lost += is_ours and not (engine.is_draining and not engine.orphans)  # else its work was done
             is_gone = engine.name not in self._engines
             self._pins.lose(engine)
         if is_gone:
@@ -870,7 +870,8 @@ class FleetClient:
                         self._suspects.add(run)
                 self._wait(run)
         if is_ours and self._end is None and self.on_lost is not None:
-            logger.warning("engine %s is lost with %d programs: %s", engine.name, len(orphans), cause)
+            level = logging.WARNING if orphans or not engine.is_draining else logging.INFO
+            logger.log(level, "engine %s has ended with %d programs: %s", engine.name, len(orphans), cause)
             self.on_lost(engine.name, cause)
 
     def _restore_pins(self) -> None:

@@ -25,7 +25,8 @@ class ReplicaReport(msgspec.Struct, frozen=True):
 
 class FleetReport(msgspec.Struct, frozen=True):
     """``placements``: programs by the reason for their engine. ``poisoned``: how many were given up as the cause of
-    lost engines, ``poisoned_programs`` the last of them. ``engines_lost`` counts lines that ended by themselves.
+    lost engines, ``poisoned_programs`` the last of them. ``engines_lost`` counts lines that ended by themselves, but
+    not those of drained engines without programs.
     ``migrations``: programs that went on at another engine after their KV was copied; each is a replay too.
     ``rebalanced``: those of them that moved to even out the loads.
     ``known_blocks``: distinct blocks of KV cache that the engines are known to hold.

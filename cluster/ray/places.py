@@ -72,7 +72,8 @@ class PlacesFollower:
                 name, error = self._lost.get_nowait()
             except Empty:
                 break
-            if self._remove(name, error):
+            was_draining = name in self.draining
+            if self._remove(name, error) and not was_draining:
                 self._num_lost += 1
                 logger.warning("replica %s: %s", name, error.message)
         self._not_before_s = {name: at for name, at in self._not_before_s.items() if name in places}
