@@ -84,7 +84,8 @@ def begin_compiling(modules: tuple[ModuleType, ...], *, cpu_isa: CpuIsa, num_thr
 
 def _worker(cpu_isa: CpuIsa) -> "subprocess.Popen[str]":
     path = [os.path.abspath(entry) for entry in sys.path]
-    code = f"import sys; sys.path[:] = {path!r}; from {__name__} import run; run({cpu_isa!r})"
+    late = "from phloem.late_import import import_late; import_late()"
+    code = f"import sys; sys.path[:] = {path!r}; {late}; from {__name__} import run; run({cpu_isa!r})"
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [sys.executable, "-P", "-c", code], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True

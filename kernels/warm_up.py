@@ -8,7 +8,7 @@ from .compiling import Compiling, begin_compiling
 from .cpu import activation, attention, attention_plan, edits, norm, rope, sampling
 from .cpu.entry import entries
 
-_MODULES = (attention, sampling, rope, activation, norm, attention_plan, edits)  # the slowest to compile first
+_MODULES = (attention, sampling, attention_plan, rope, activation, norm, edits)  # the slowest to compile first
 
 
 def begin_warm_up(*others: ModuleType, cpu_isa: CpuIsa, num_threads: int) -> Compiling | None:

@@ -26,6 +26,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from types import ModuleType
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from numba import types
@@ -114,10 +115,11 @@ def entry(function: Callable[[Record], None]) -> Entry[Record]:
     return Entry(function)
 
 
-def entries(*modules: object) -> Iterator[Entry[Any]]:
-    """The entries of these modules."""
+def entries(*modules: ModuleType) -> Iterator[Entry[Any]]:
+    """The entries of these modules, without those that they import."""
     for module in modules:
-        yield from (value for value in vars(module).values() if isinstance(value, Entry))
+        found = (value for value in vars(module).values() if isinstance(value, Entry))
+        yield from (one for one in found if one.function.__module__ == module.__name__)
 
 
 # -- call records in compiled code ------------------------------------------------------------------------------------

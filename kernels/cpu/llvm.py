@@ -56,7 +56,7 @@ def splat(builder: Any, value: Any, lanes: int = LANES) -> Any:
     """A vector of so many lanes with this value."""
     kind = ir.VectorType(value.type, lanes)
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
-    return builder.shuffle_vector(first, first, constant(ir.VectorType(I32, lanes), 0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, lanes), None))
 
 
 def fused(builder: Any, total: Any, a: Any, b: Any) -> Any:

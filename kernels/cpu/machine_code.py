@@ -1,7 +1,10 @@
 """Compiling a function to a C function, and calling that from Python."""
 
 import ctypes
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -10,13 +13,17 @@ from typing import Any
 import numba
 from llvmlite import binding
 from numba import types
+from numba.core import cgutils, ir, typed_passes, untyped_passes
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.lowering import Lower
 from numba.core.registry import cpu_target
 from numba.core.runtime import nrt
+from numba.core.typing import Context
 
 _KNOWN_NUMBA = "0.68."  # whose way of keeping code on disk ``load_address`` reads; another numba loads it itself
 _IS_KNOWN = numba.__version__.startswith(_KNOWN_NUMBA)
@@ -73,25 +80,128 @@ def sources_digest(folder: Path) -> bytes:
 
 
 class _HelperLibrary(JITCodeLibrary):
-    """The code of a ``helper``, which is optimised and becomes machine code as a part of kernels only."""
+    """The code of a ``helper``, which is linked, optimised and becomes machine code as a part of kernels only."""
 
-    def _optimize_final_module(self) -> None: ...
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
 
-    def _finalize_final_module(self) -> None:
+    def finalize(self) -> None:
         self._finalized = True
 
+    @property
+    def helpers(self) -> "list[_HelperLibrary]":
+        """Those that it calls."""
+        return [one for one in self._linking_libraries if isinstance(one, _HelperLibrary)]
 
-class _KernelLibrary(JITCodeLibrary):
-    """A kernel's code with all its helpers. It is optimised once: numba's first run is for counts of references, which
-    kernels do not have.
+
+class _KernelLibrary(_HelperLibrary):
+    """A kernel's code with all its helpers. It is optimised once: numba's first runs are for memory, and for counts of
+    references, which kernels do not have.
     """
+
+    def finalize(self) -> None:
+        reached = dict.fromkeys(self._linking_libraries)
+        left = self.helpers
+        while left:
+            called = left.pop()._linking_libraries
+            left.extend(one for one in called if one not in reached and isinstance(one, _HelperLibrary))
+            reached.update(dict.fromkeys(called))
+        self._linking_libraries = list(reached)
+        JITCodeLibrary.finalize(self)
 
     def _optimize_final_module(self) -> None:
         passes, builder = self._codegen._module_pass_manager()
         passes.run(self._final_module, builder)
 
 
-class _HelperCompiler(Compiler):
+class _Typing(Context):
+    """numba's inference, which resolves a built-in function or operator once for the same types, not at each place."""
+
+    resolved: dict[tuple[int, Any], tuple[Any, Any]]  # the function, which keeps its id, and the call's signature
+
+    def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
+        resolve = super().resolve_function_type
+        function = func if isinstance(func, types.Type) else self._lookup_global(func)
+        if kws or not isinstance(function, types.Function) or any(one.prefer_literal for one in function.templates):
+            return resolve(func, args, kws)
+        key = id(function), tuple(types.unliteral(arg) if isinstance(arg, types.Literal) else arg for arg in args)
+        if key in self.resolved:
+            return self.resolved[key][1]
+        found = resolve(func, args, kws)
+        if found is not None and not any(isinstance(arg, types.Literal) for arg in found.args):  # holds for any number
+            self.resolved[key] = function, found
+        return found
+
+
+@cache
+def _typing() -> _Typing:
+    """Shares all that numba's own has."""
+    context = copy(cpu_target.typing_context)
+    context.__class__ = _Typing
+    context.resolved = {}
+    return context
+
+
+class _Lower(Lower):
+    """numba's writer of LLVM code, without counts of references and notes for debuggers."""
+
+    def incref(self, typ: Any, val: Any) -> None: ...
+
+    def decref(self, typ: Any, val: Any) -> None: ...
+
+    def delvar(self, name: str) -> None: ...
+
+    def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:
+        return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
+
+    def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
+        if expr.static_lhs is not ir.UNDEFINED or expr.static_rhs is not ir.UNDEFINED:
+            return super().lower_binop(resty, expr, op)
+        function, wanted = _typing().resolve_value_type(op), self.fndesc.calltypes[expr]
+        values = [
+            self.context.cast(self.builder, self.loadvar(one.name), self.typeof(one.name), kind)
+            for one, kind in zip((expr.lhs, expr.rhs), wanted.args, strict=True)
+        ]
+        found = _typing().resolve_function_type(function, wanted.args, {})
+        result = self.context.get_function(function, found)(self.builder, values)
+        return self.context.cast(self.builder, result, wanted.return_type, resty)
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _Lowering(typed_passes.BaseNativeLowering):
+    _name: Any = "kernel_lowering"
+
+    @property
+    def lowering_class(self) -> type[Lower]:
+        return _Lower
+
+
+# Of numba's, those that the code of kernels needs. It has no closures, list comprehensions, array expressions, ``with``
+# or ``raise``, and a variable of a kernel has one type: numba widens it where its values have several.
+_PASSES = (
+    untyped_passes.TranslateByteCode,
+    untyped_passes.FixupArgs,
+    untyped_passes.IRProcessing,
+    untyped_passes.InlineInlinables,
+    untyped_passes.GenericRewrites,
+    typed_passes.NopythonTypeInference,
+    typed_passes.AnnotateTypes,
+    _Lowering,
+    typed_passes.NoPythonBackend,
+)
+
+
+class _Frontend(Compiler):
+    def define_pipelines(self) -> list[PassManager]:
+        self.state.typingctx = _typing()
+        passes = PassManager("kernel")
+        for one in _PASSES:
+            passes.add_pass(one)
+        passes.finalize()
+        return [passes]
+
+
+class _HelperCompiler(_Frontend):
     def compile_extra(self, func: Callable[..., Any]) -> Any:
         context = self.state.targetctx  # a copy, for this function
         self.state.library = _HelperLibrary(context.codegen(), func.__qualname__)
@@ -99,7 +209,7 @@ class _HelperCompiler(Compiler):
         return super().compile_extra(func)
 
 
-class _KernelCompiler(Compiler):
+class _KernelCompiler(_Frontend):
     def compile_extra(self, func: Callable[..., Any]) -> Any:
         library = _KernelLibrary(self.state.targetctx.codegen(), func.__qualname__)
         library.enable_object_caching()
@@ -145,8 +255,21 @@ def machine_code(function: Callable[..., None], *arguments: types.Type) -> Machi
         address = cache.load_address(code._sig) if _IS_KNOWN else 0
         if address:
             return MachineCode(code, address, is_new=False)
-    code.compile()
+    with _without_collection():
+        code.compile()
     return MachineCode(code, code.address, is_new=code.cache_hits == 0)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Python's search for cycles of garbage would take a tenth of the time: a compiler makes many objects that stay."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def is_on_disk(function: Callable[..., None], *arguments: types.Type) -> bool:

@@ -10,5 +10,5 @@ def module_program(module: str) -> str:
     """
     path = [os.path.abspath(entry) for entry in sys.path]
     package, _, name = module.rpartition(".")
-    late = "from phloem.runtime.process.late_import import import_late; import_late()"
+    late = "from phloem.late_import import import_late; import_late()"
     return f"import sys; sys.path[:] = {path!r}; {late}; from {package} import {name}; {name}.run()"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from ...protocol.address import MAX_IPC_PATH
+from ...protocol.errors import Unsupported
 from ..parallel.child import module_program
 
 ENGINE_MODULE = "phloem.runtime.process.engine_main"
@@ -25,10 +29,12 @@ class PythonProcess:
     """The process, which imports ``modules`` and then waits for one order on its stdin; its folder; and ``ready``, the
     file descriptor of what it says.
 
-    The caller gives it to one ``EngineProcess`` or calls ``discard``. It ends when its stdin is closed.
+    The caller gives it to one ``EngineProcess`` or calls ``discard``. It ends when its stdin is closed. Raises
+    Unsupported where the system lacks what starting it takes.
     """
 
     def __init__(self, modules: tuple[str, ...] = ()) -> None:
+        _refuse_system()
         self.folder = _private_folder()
         self.log_path = self.folder / "engine.log"
         self.is_taken = False
@@ -78,3 +84,16 @@ def _private_folder() -> Path:
         folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix="phloem-", dir="/tmp"))
     return folder
+
+
+def _refuse_system() -> None:
+    has = {
+        "Unix sockets": hasattr(socket, "AF_UNIX"),
+        "select.poll": hasattr(select, "poll"),
+        "file descriptors passed to a child": sys.platform != "win32",
+    }
+    if missing := [what for what, is_there in has.items() if not is_there]:
+        raise Unsupported(
+            f"an engine's process cannot be started on {platform.system()}, which lacks {', '.join(missing)}; "
+            "use Linux, macOS or the Windows Subsystem for Linux"
+        )

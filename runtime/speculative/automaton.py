@@ -7,11 +7,11 @@ Appending and matching a token costs O(1) amortised.
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
 from ...kernels.cpu.arrays import address_of, int32_rows, int32s, int64s
 from ...kernels.cpu.entry import entry
+from ...kernels.cpu.machine_code import helper
 
 # Columns of a state and of an edge, and the entries of the header.
 _LINK, _LEN, _FIRST_EDGE, _END = 0, 1, 2, 3
@@ -126,7 +126,7 @@ def _grown(array: np.ndarray, size: int) -> np.ndarray:
     return grown
 
 
-@nb.njit
+@helper
 def _find(table: np.ndarray, edges: np.ndarray, state: int, token: int) -> int:
     """The edge's number, or -1 - place, with the place in the hash table where it belongs."""
     mask = len(table) - 1
@@ -141,14 +141,14 @@ def _find(table: np.ndarray, edges: np.ndarray, state: int, token: int) -> int:
         place = (place + 1) & mask
 
 
-@nb.njit
+@helper
 def _fill_table(table: np.ndarray, edges: np.ndarray, count: int) -> None:
     for edge in range(count):
         place = -1 - _find(table, edges, edges[edge, _FROM], edges[edge, _TOKEN])
         table[place] = edge
 
 
-@nb.njit
+@helper
 def _add_edge(
     header: np.ndarray, states: np.ndarray, edges: np.ndarray, table: np.ndarray, state: int, token: int, to: int
 ) -> None:
@@ -163,7 +163,7 @@ def _add_edge(
     table[place] = edge
 
 
-@nb.njit
+@helper
 def _extend(
     header: np.ndarray, states: np.ndarray, edges: np.ndarray, table: np.ndarray, text: np.ndarray, tokens: np.ndarray
 ) -> None:
@@ -198,7 +198,7 @@ def _extend(
     header[_MATCH], header[_MATCH_LEN] = match, match_len
 
 
-@nb.njit
+@helper
 def _append(header: np.ndarray, states: np.ndarray, edges: np.ndarray, table: np.ndarray, token: int) -> None:
     new = header[_STATES]
     header[_STATES] += 1

@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
 from ...kernels.cpu.arrays import address_of, int32s, int64s
 from ...kernels.cpu.entry import entry
+from ...kernels.cpu.machine_code import helper
 
 _LONG, _SHORT = 6, 3  # lengths of the n-grams that are looked up, the longer first
 _LONGEST = 64  # tokens of a match that are compared
@@ -78,7 +78,7 @@ def _look_up_text(call: TextCall) -> None:
     result[0], result[1] = _look_up(ring, long, short, call.num_added, tail, out)
 
 
-@nb.njit
+@helper
 def _place(tokens: np.ndarray, end: int, count: int, mask: int) -> int:
     value = np.uint64(count)
     for i in range(end - count, end):
@@ -87,7 +87,7 @@ def _place(tokens: np.ndarray, end: int, count: int, mask: int) -> int:
     return int(value >> np.uint64(1))
 
 
-@nb.njit
+@helper
 def _add(ring: np.ndarray, long: np.ndarray, short: np.ndarray, added: int, tokens: np.ndarray) -> int:
     mask = len(ring) - 1
     for i in range(len(tokens)):
@@ -101,7 +101,7 @@ def _add(ring: np.ndarray, long: np.ndarray, short: np.ndarray, added: int, toke
     return added + 1
 
 
-@nb.njit
+@helper
 def _look_up(
     ring: np.ndarray, long: np.ndarray, short: np.ndarray, added: int, tail: np.ndarray, out: np.ndarray
 ) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import logging
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...protocol.errors import UnknownModel
+from ...protocol.errors import UnknownModel, Unsupported
 from .aliases import ALIASES, Alias, Wheel
 from .home import default_home
 
@@ -222,8 +223,16 @@ def _check_sum(what: str, found: str, wanted: str) -> None:
 
 @contextmanager
 def _locked(path: Path, alias: Alias, progress: Progress) -> Iterator[None]:
-    """Holds a lock file; the system releases it when the process ends, however it ends."""
-    import fcntl
+    """Holds a lock file; the system releases it when the process ends, however it ends. Raises Unsupported where Python
+    has no such locks.
+    """
+    try:
+        import fcntl
+    except ImportError as error:
+        raise Unsupported(
+            f"{alias.name} cannot be pulled on {platform.system()}: a pull holds a lock with Python's fcntl, which is "
+            "missing there; use Linux, macOS or the Windows Subsystem for Linux, or give the path of a model file"
+        ) from error
 
     with path.open("w") as file:
         try:

@@ -21,6 +21,15 @@ def _scale_thrice(numbers: int) -> None:
     _scaled(numbers, np.float32(3.0), 19)
 
 
+_FOUR = 4
+
+
+def _compare_with_four(numbers: int) -> None:
+    put_f32(numbers, 0, np.float32(1.0 if _FOUR == _FOUR else 0.0))  # numba makes code of its own for two constants
+    for i in range(1, 6):
+        put_f32(numbers, i, np.float32(1.0 if i == _FOUR else 0.0))
+
+
 @pytest.fixture
 def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_cache(function: object) -> None:
@@ -40,3 +49,10 @@ def test_a_kernel_has_its_helpers_code_which_is_no_machine_code_of_its_own(no_di
     (compiled,) = _scaled.overloads.values()
     if numba.__version__.startswith("0.68."):  # others compile helpers as they compile all functions
         assert compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name) == 0
+
+
+def test_code_for_two_constants_is_not_taken_for_numbers(no_disk: None) -> None:
+    numbers = np.zeros(6, np.float32)
+    code = machine_code.machine_code.__wrapped__(_compare_with_four, types.int64)
+    machine_code.c_call(code.address, 1)(numbers.ctypes.data)
+    assert numbers.tolist() == [1, 0, 0, 0, 1, 0]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from phloem.runtime.process.late_import import LateImport, late_names
+from phloem.late_import import LateImport, late_names
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_name_that_is_imported_from_it_runs_it(late):
 def test_torch_s_late_modules_work_once_they_are_asked_for():
     code = """
 import sys
-from phloem.runtime.process.late_import import import_late
+from phloem.late_import import import_late
 import_late()
 import torch
 assert "activate_meta" not in vars(sys.modules["torch._meta_registrations"])
