@@ -276,7 +276,9 @@ class EngineCore:
         return outbox
 
     def _idle(self) -> None:
-        """No forward can run: give the processor to the threads and to reads from a store, or write KV blocks."""
+        """No forward can run: give the processor to the threads and to reads from a store, or write KV blocks. Once
+        nothing has run for QUIET_S, record a tape that later steps need.
+        """
         if self.ranks is not None:
             self.ranks.leader.rest()
         if self.when_idle is not None and not self.has_work and self._may_load_more:
@@ -288,6 +290,8 @@ class EngineCore:
             time.sleep(0.0005)  # KV blocks are being read from a store
         elif self.tiers is not None:
             self.tiers.write_behind(BLOCKS_PER_IDLE_STEP)
+        if self.loop.counters.steps > 0 and self.clock() - self._busy_s > QUIET_S:
+            self.executor.record_ahead()
 
     @property
     def _may_load_more(self) -> bool:
