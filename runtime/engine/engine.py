@@ -210,14 +210,14 @@ class EngineCore:
         )
 
     def _speculation(self, trained: Drafter | None) -> Speculation:
-        costs = StepCosts(slope=0.06 if self.model.device.type == "cpu" else 0.005)
+        slope = 0.005 if self.model.device.type != "cpu" else 0.06 if isa().name == "amx" else 0.15
         drafters: list[Drafter] = [
             LookupDrafter(lambda ids, name, limit: self.cache.continuation(ids, namespace=name, limit=limit)),
             GrammarDrafter(),
         ]
         if trained is not None:
             drafters.append(trained)
-        return Speculation(drafters, max_draft=self.config.max_draft, costs=costs, clock=self.clock)
+        return Speculation(drafters, max_draft=self.config.max_draft, costs=StepCosts(slope=slope), clock=self.clock)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
