@@ -1,9 +1,9 @@
 """Causal attention over slots, for decoding and prefill alike. Keys and values are laid out 64 at a time.
 
-A task is one KV head, a block of neighbouring queries of one row with all the query heads of that KV head (its
-*vectors*), and one chunk of 512 keys. Threads take tasks by number. Where a block has several chunks, each task leaves
-its part (sums, highest score, weight), and the task that finishes last joins them. So all threads share a long context,
-whatever the number of rows.
+A task is a block of neighbouring queries of one row, with all the query heads of one KV head (its *vectors*), and one
+chunk of 512 keys. A thread takes the tasks of all KV heads together, or one at a time where tasks are few. Where a
+block has several chunks, each task leaves its part (sums, highest score, weight), and the task that finishes last joins
+them. So all threads share a long context, whatever the number of rows.
 
 A query's result depends on its own row alone, to the bit, however rows are batched and prompts are cut: tiles and
 chunks begin at multiples of their length, sums run in the order of positions, and masked keys weigh exactly 0.
@@ -17,6 +17,9 @@ by one instruction. Scores, weights and sums are float32; a weight is rounded on
 
 Keys and values of 8 bits are unpacked a tile at a time, to bfloat16 where both products take that, else to float32. The
 result has the bits of an unpacked pool's.
+
+While a tile is computed, the next one is on its way from memory: of all KV heads, in the order in which it lies there,
+and after a task's last tile the first of a task that may come next.
 
 The running softmax is Milakov and Gimelshein's (2018), the joining of chunks Dao's Flash-Decoding (2023).
 """
@@ -222,6 +225,7 @@ def _run(
         threads = team().size
     vectors, padded = block * group, -(-head_dim // LANES) * LANES
     part_len = vectors * (padded + 2)
+    vectors = max(vectors, num_heads)  # a task may have all heads of a query
     if num_rows > 1:  # rows may share tiles
         vectors = max(vectors, max(1, _VECTORS // group) * group)
     parts = scratch("attention parts", num_parts * part_len, torch.float32)
@@ -257,6 +261,7 @@ def _run(
         tiles.data_ptr(),
         scratch_len,
         in_words,
+        threads,
         scale,
         soft_cap,
     )
@@ -301,6 +306,7 @@ class AttendCall(NamedTuple):
     scratch: int  # float32 [threads, scratch_len]
     scratch_len: int
     in_words: int  # 1: queries, keys and values are bfloat16, or unpacked to it, and are multiplied two at a time
+    threads: int  # at most
     scale: float
     soft_cap: float  # 0: none
 
@@ -353,21 +359,28 @@ def _attend(call: AttendCall) -> None:
     num_shared = get_i64(plan, NUM_SHARED)
     finished = plan + 8 * (HEADER + num_blocks * FIELDS)
 
+    # Task numbers count what a thread takes: all KV heads, which lie side by side in memory, or one where the threads'
+    # shares of the work would else differ by more than an eighth.
+    num_whole, threads = num_tasks // num_kv_heads, call.threads
+    span = num_kv_heads if (num_whole + threads - 1) // threads * threads * 8 <= num_whole * 9 else 1
+    num_tasks, num_shared = num_tasks // span, num_shared // span
+
     block, at, piece = 0, HEADER, 0
     run, run_number = get_i64(plan, RUNS), 0
     task = take_number(counters(call), TASK)
     while task < num_tasks:
         is_shared = task < num_shared
-        head = task % num_kv_heads
+        first_head = task * span % num_kv_heads
         num_pieces = 1
         if is_shared:
-            while run_number < task // num_kv_heads:
+            while run_number < task * span // num_kv_heads:
                 run += 8 * get_i64(run, RUN_LEN)
                 run_number += 1
             num_pieces = get_i64(run, PIECES)
             piece = run + 8 * (DONE + num_kv_heads)
         for _ in range(num_pieces):
             own_ends = own_firsts = chunks = begin = vectors = num_members = 0
+            next_row = next_key = next_end = 0  # keys [next_key, next_end) of a task that this thread may take next
             if is_shared:
                 num_members = get_i64(piece, MEMBERS)
                 at = HEADER + get_i64(piece, PIECE_FIELDS) * FIELDS
@@ -375,21 +388,17 @@ def _attend(call: AttendCall) -> None:
                 first_key, end_key = get_i64(piece, FIRST_TILE) * KEYS, get_i64(piece, END_TILE) * KEYS
                 chunk = first_key // CHUNK
                 for member in range(num_members):
-                    member_at = HEADER + get_i64(piece, PIECE_FIELDS + member) * FIELDS
-                    first, end = get_i64(plan, member_at + BEGIN), get_i64(plan, member_at + END)
-                    load_queries(source, first, end, head * group, queries + 4 * vectors * padded)
-                    vectors += (end - first) * group
+                    vectors += _num_vectors(kept, get_i64(piece, PIECE_FIELDS + member))
                 first_position = end_key  # all queries come after the piece
+                is_begun = first_key % CHUNK > 0
             else:
-                own = task - num_shared
+                own = task * span - num_shared * span
                 at = HEADER + block * FIELDS
                 while own >= get_i64(plan, at + FIRST_TASK) + get_i64(plan, at + OWN) * num_kv_heads:
                     block += 1
                     at += FIELDS
                 chunks = get_i64(plan, at + CHUNKS)
-                chunk = (own - get_i64(plan, at + FIRST_TASK)) // num_kv_heads
-                head = own - get_i64(plan, at + FIRST_TASK) - chunk * num_kv_heads
-                chunk += chunks - get_i64(plan, at + OWN)
+                chunk = (own - get_i64(plan, at + FIRST_TASK)) // num_kv_heads + chunks - get_i64(plan, at + OWN)
                 row, begin, end = get_i64(plan, at + ROW), get_i64(plan, at + BEGIN), get_i64(plan, at + END)
                 before = get_i32(kv_lens, row) - get_i32(starts, row + 1)
                 vectors = (end - begin) * group
@@ -404,94 +413,144 @@ def _attend(call: AttendCall) -> None:
                 if firsts != 0:
                     own_firsts = firsts + 4 * begin
                     first_key = max(first_key, get_i32(firsts, begin) // KEYS * KEYS)
-                load_queries(source, begin, end, head * group, queries)
-            if is_shared:
-                is_begun = first_key % CHUNK > 0
-            else:
                 shared_keys = get_i64(plan, at + SHARED_TILES) * KEYS
                 is_begun = shared_keys > first_key
                 first_key = max(first_key, shared_keys)
+                if span > 1 and ends == 0 and window == 0:
+                    later = block
+                    if chunk + threads < chunks:
+                        next_key = (chunk + threads) * CHUNK
+                    else:
+                        later = block + threads
+                    if later < num_blocks:
+                        next_at = HEADER + later * FIELDS
+                        next_row = get_i64(plan, next_at + ROW)
+                        next_key = max(next_key, get_i64(plan, next_at + SHARED_TILES) * KEYS)
+                        next_end = get_i32(kv_lens, next_row)
             table = call.table + 4 * get_i32(call.row_ids, row) * call.table_step
-            row_keys = Context(call.k_cache, row_bytes, table, num_kv_heads, head)
-            row_values = Context(call.v_cache, row_bytes, table, num_kv_heads, head)
-            count = min(KEYS, end_key - first_key)
-            prefetch_rows(row_keys, first_key, count)
-            prefetch_rows(row_values, first_key, count)
-            if not is_begun:
-                _clear(sums, vectors, padded)
-            elif is_shared:
-                first_vector = 0
-                for member in range(num_members):
-                    other = get_i64(piece, PIECE_FIELDS + member)
-                    first_vector += _take_part(
-                        kept, other, sums, vectors, first_vector, _part(kept, other, chunk, head)
-                    )
-            else:
-                last_run = get_i64(plan, at + LAST_RUN)
-                while watch(last_run, DONE + head) == 0:
-                    pass
-                _take_part(kept, block, sums, vectors, 0, _part(kept, block, chunk, head))
-            if in_words and has_word_tiles() != 0:
-                open_word_tiles(vectors)
-            for tile in range(first_key, end_key, KEYS):
-                count = min(KEYS, end_key - tile)
-                columns = (count + LANES - 1) // LANES
-                find_rows(row_keys, tile, count, addresses)
-                if is_quantized:
-                    unpack_vectors(addresses, count, head_dim, in_words, unpacked)
-                if in_words:
-                    load_key_words(addresses, count, head_dim, keys)
-                    prefetch_rows(row_values, tile, count)
-                    words = head_dim // 2
-                    if has_word_tiles() != 0:
-                        multiply_word_tiles(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words)
+            # Heads whose queries and sums have room go through the tiles together.
+            together = span if span * vectors <= max_vectors else 1
+            queries_step, sums_step = 4 * vectors * padded, 4 * vectors * (padded + 2)
+            for first in range(first_head, first_head + span, together):
+                row_keys = Context(call.k_cache, row_bytes, table, num_kv_heads, first)
+                row_values = Context(call.v_cache, row_bytes, table, num_kv_heads, first)
+                count = min(KEYS, end_key - first_key)
+                prefetch_rows(row_keys, first_key, count, together)
+                prefetch_rows(row_values, first_key, count, together)
+                for i in range(together):
+                    head = first + i
+                    own_queries, own_sums = queries + i * queries_step, sums + i * sums_step
+                    if not is_shared:
+                        load_queries(source, begin, end, head * group, own_queries)
+                    if not is_begun:
+                        _clear(own_sums, vectors, padded)
+                    elif not is_shared:
+                        last_run = get_i64(plan, at + LAST_RUN)
+                        while watch(last_run, DONE + head) == 0:
+                            pass
+                        _take_part(kept, block, own_sums, vectors, 0, _part(kept, block, chunk, head))
+                    if is_shared:
+                        first_vector = 0
+                        for member in range(num_members):
+                            other = get_i64(piece, PIECE_FIELDS + member)
+                            member_at = HEADER + other * FIELDS
+                            from_token, to_token = get_i64(plan, member_at + BEGIN), get_i64(plan, member_at + END)
+                            to = own_queries + 4 * first_vector * padded
+                            load_queries(source, from_token, to_token, head * group, to)
+                            if is_begun:
+                                part = _part(kept, other, chunk, head)
+                                _take_part(kept, other, own_sums, vectors, first_vector, part)
+                            first_vector += (to_token - from_token) * group
+                if in_words and has_word_tiles() != 0:
+                    open_word_tiles(vectors)
+                for tile in range(first_key, end_key, KEYS):
+                    count = min(KEYS, end_key - tile)
+                    columns = (count + LANES - 1) // LANES
+                    seen = SeenKeys(tile, first_position - tile, own_ends, own_firsts)
+                    ahead_row, ahead_key, ahead_end = row, tile + KEYS, end_key
+                    if tile + KEYS >= end_key:
+                        ahead_row, ahead_key, ahead_end = next_row, next_key, next_end
+                    ahead_table = call.table + 4 * get_i32(call.row_ids, ahead_row) * call.table_step
+                    ahead_keys = Context(call.k_cache, row_bytes, ahead_table, num_kv_heads, first)
+                    ahead_values = Context(call.v_cache, row_bytes, ahead_table, num_kv_heads, first)
+                    num_ahead = max(0, min(KEYS, ahead_end - ahead_key))
+                    for i in range(together):
+                        own_queries, own_sums = queries + i * queries_step, sums + i * sums_step
+                        # Fetched beside this head's work: its share of the next tile's keys and values, of all heads.
+                        ahead = ahead_key + num_ahead * i // together
+                        part = ahead_key + num_ahead * (i + 1) // together - ahead
+                        half = part // 2
+                        find_rows(row_keys, tile, count, i, addresses)
+                        if is_quantized:
+                            unpack_vectors(addresses, count, head_dim, in_words, unpacked)
+                        if in_words:
+                            load_key_words(addresses, count, head_dim, keys)
+                        else:
+                            load_keys(addresses, kind, count, head_dim, keys)
+                        prefetch_rows(ahead_keys, ahead, half, together)
+                        if in_words:
+                            words = head_dim // 2
+                            if has_word_tiles() != 0:
+                                multiply_word_tiles(
+                                    own_queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words
+                                )
+                            else:
+                                multiply_words(own_queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words)
+                        else:
+                            multiply(own_queries, padded, keys, KEYS, scores, KEYS, vectors, columns, head_dim)
+                        prefetch_rows(ahead_keys, ahead + half, part - half, together)
+                        weigh(softmax, seen, scores, own_sums, vectors, padded, columns)
+                        prefetch_rows(ahead_values, ahead, half, together)
+                        find_rows(row_values, tile, count, i, addresses)
+                        if is_quantized:
+                            unpack_vectors(addresses, count, head_dim, in_words, unpacked)
+                        pairs = 0
+                        if in_words:
+                            pairs = load_value_words(addresses, count, head_dim, values)
+                        else:
+                            load_values(addresses, kind, count, head_dim, padded, values)
+                        prefetch_rows(ahead_values, ahead + half, part - half, together)
+                        lines = padded // LANES
+                        if in_words:
+                            if has_word_tiles() != 0:
+                                add_word_tiles(scores, KEYS, values, padded, own_sums, padded, vectors, lines, pairs)
+                            else:
+                                add_words_product(scores, KEYS, values, padded, own_sums, padded, vectors, lines, pairs)
+                        else:
+                            add_product(scores, KEYS, values, padded, own_sums, padded, vectors, lines, count)
+                for i in range(together):
+                    head, own_sums = first + i, sums + i * sums_step
+                    if is_shared:
+                        first_vector = 0
+                        for member in range(num_members):
+                            other = get_i64(piece, PIECE_FIELDS + member)
+                            to = _part(kept, other, chunk, head)
+                            first_vector += _leave_part(kept, other, own_sums, vectors, first_vector, to)
+                        for member in range(num_members):
+                            other = get_i64(piece, PIECE_FIELDS + member)
+                            other_at = HEADER + other * FIELDS
+                            if end_key % CHUNK > 0:  # the chunk goes on
+                                continue
+                            if (
+                                take_number(finished, other * num_kv_heads + head)
+                                == get_i64(plan, other_at + CHUNKS) - 1
+                            ):
+                                _join_parts(kept, other, head, own_sums)
+                                begin = get_i64(plan, other_at + BEGIN)
+                                rows = (get_i64(plan, other_at + END) - begin) * group
+                                _finish(output, own_sums, rows, begin, head * group)
+                    elif chunks == 1:
+                        _finish(output, own_sums, vectors, begin, head * group)
                     else:
-                        multiply_words(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words)
-                else:
-                    load_keys(addresses, kind, count, head_dim, keys)
-                    prefetch_rows(row_values, tile, count)
-                    multiply(queries, padded, keys, KEYS, scores, KEYS, vectors, columns, head_dim)
-                seen = SeenKeys(tile, first_position - tile, own_ends, own_firsts)
-                weigh(softmax, seen, scores, sums, vectors, padded, columns)
-                prefetch_rows(row_keys, tile + KEYS, min(KEYS, end_key - tile - KEYS))
-                find_rows(row_values, tile, count, addresses)
-                if is_quantized:
-                    unpack_vectors(addresses, count, head_dim, in_words, unpacked)
-                if in_words:
-                    pairs = load_value_words(addresses, count, head_dim, values)
-                    if has_word_tiles() != 0:
-                        add_word_tiles(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
-                    else:
-                        add_words_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, pairs)
-                else:
-                    load_values(addresses, kind, count, head_dim, padded, values)
-                    add_product(scores, KEYS, values, padded, sums, padded, vectors, padded // LANES, count)
+                        _leave_part(kept, block, own_sums, vectors, 0, _part(kept, block, chunk, head))
+                        if take_number(finished, block * num_kv_heads + head) == chunks - 1:
+                            _join_parts(kept, block, head, own_sums)
+                            _finish(output, own_sums, vectors, begin, head * group)
             if is_shared:
-                first_vector = 0
-                for member in range(num_members):
-                    other = get_i64(piece, PIECE_FIELDS + member)
-                    to = _part(kept, other, chunk, head)
-                    first_vector += _leave_part(kept, other, sums, vectors, first_vector, to)
-                for member in range(num_members):
-                    other = get_i64(piece, PIECE_FIELDS + member)
-                    other_at = HEADER + other * FIELDS
-                    if end_key % CHUNK > 0:  # the chunk goes on
-                        continue
-                    if take_number(finished, other * num_kv_heads + head) == get_i64(plan, other_at + CHUNKS) - 1:
-                        _join_parts(kept, other, head, sums)
-                        first = get_i64(plan, other_at + BEGIN)
-                        rows = (get_i64(plan, other_at + END) - first) * group
-                        _finish(output, sums, rows, first, head * group)
                 piece += 8 * (PIECE_FIELDS + num_members)
-            elif chunks == 1:
-                _finish(output, sums, vectors, begin, head * group)
-            else:
-                _leave_part(kept, block, sums, vectors, 0, _part(kept, block, chunk, head))
-                if take_number(finished, block * num_kv_heads + head) == chunks - 1:
-                    _join_parts(kept, block, head, sums)
-                    _finish(output, sums, vectors, begin, head * group)
         if is_shared:
-            take_number(run, DONE + head)
+            for head in range(first_head, first_head + span):
+                take_number(run, DONE + head)
         task = take_number(counters(call), TASK)
     if in_words and has_word_tiles() != 0:
         close_word_tiles()

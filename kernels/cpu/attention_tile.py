@@ -127,10 +127,11 @@ def _row(context: Context, position: int) -> int:
 
 
 @helper
-def find_rows(context: Context, first: int, count: int, to: int) -> None:
-    """Addresses of ``count`` vectors; the last one is repeated up to a multiple of 16."""
+def find_rows(context: Context, first: int, count: int, further: int, to: int) -> None:
+    """Addresses of ``count`` vectors, ``further`` heads on; the last one is repeated up to a multiple of 16."""
+    beyond = further * context.row_bytes
     for j in range((count + LANES - 1) // LANES * LANES):
-        put_i64(to, j, _row(context, first + min(j, count - 1)))
+        put_i64(to, j, _row(context, first + min(j, count - 1)) + beyond)
 
 
 @helper
@@ -187,11 +188,13 @@ def load_value_words(addresses: int, count: int, head_dim: int, values: int) -> 
 
 
 @helper
-def prefetch_rows(context: Context, first: int, count: int) -> None:
-    """Fetches the rows of a tile into the processor's cache while something else is computed."""
+def prefetch_rows(context: Context, first: int, count: int, num_heads: int) -> None:
+    """Fetches a tile's rows of ``num_heads`` neighbouring heads into the processor's cache while something else is
+    computed.
+    """
     for j in range(count):
         at = _row(context, first + j)
-        for offset in range(0, context.row_bytes, 64):
+        for offset in range(0, context.row_bytes * num_heads, 64):
             prefetch(at + offset)
 
 

@@ -182,10 +182,13 @@ def watch(builder: Any, address: Any, index: Any) -> Any:
 
 @compiled(types.void, types.int64)
 def prefetch(builder: Any, address: Any) -> None:
-    """Fetches a cache line ahead of its use. Any address is allowed."""
+    """Fetches a cache line to the second level, ahead of its use. Any address is allowed.
+
+    To the first level only some twenty lines can be on their way at once, and loads wait behind them.
+    """
     function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), I8.as_pointer(), I32, I32, I32)
-    read, keep, data = (ir.Constant(I32, value) for value in (0, 3, 1))
-    builder.call(function, [builder.inttoptr(address, I8.as_pointer()), read, keep, data])
+    read, second_level, data = (ir.Constant(I32, value) for value in (0, 2, 1))
+    builder.call(function, [builder.inttoptr(address, I8.as_pointer()), read, second_level, data])
 
 
 @compiled(types.void)

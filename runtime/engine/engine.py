@@ -210,14 +210,14 @@ class EngineCore:
         )
 
     def _speculation(self, trained: Drafter | None) -> Speculation:
-        costs = StepCosts(slope=0.06 if self.model.device.type == "cpu" else 0.005)
+        slope = 0.005 if self.model.device.type != "cpu" else 0.06 if isa().name == "amx" else 0.15
         drafters: list[Drafter] = [
             LookupDrafter(lambda ids, name, limit: self.cache.continuation(ids, namespace=name, limit=limit)),
             GrammarDrafter(),
         ]
         if trained is not None:
             drafters.append(trained)
-        return Speculation(drafters, max_draft=self.config.max_draft, costs=costs, clock=self.clock)
+        return Speculation(drafters, max_draft=self.config.max_draft, costs=StepCosts(slope=slope), clock=self.clock)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -276,7 +276,9 @@ class EngineCore:
         return outbox
 
     def _idle(self) -> None:
-        """No forward can run: give the processor to the threads and to reads from a store, or write KV blocks."""
+        """No forward can run: give the processor to the threads and to reads from a store, or write KV blocks. Once
+        nothing has run for QUIET_S, record a tape that later steps need.
+        """
         if self.ranks is not None:
             self.ranks.leader.rest()
         if self.when_idle is not None and not self.has_work and self._may_load_more:
@@ -288,6 +290,8 @@ class EngineCore:
             time.sleep(0.0005)  # KV blocks are being read from a store
         elif self.tiers is not None:
             self.tiers.write_behind(BLOCKS_PER_IDLE_STEP)
+        if self.loop.counters.steps > 0 and self.clock() - self._busy_s > QUIET_S:
+            self.executor.record_ahead()
 
     @property
     def _may_load_more(self) -> bool:

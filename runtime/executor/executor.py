@@ -196,6 +196,13 @@ class Executor:
         """Whether the last step took longer than later steps of its shape will."""
         return self._tapes is not None and self._tapes.is_cold
 
+    @torch.inference_mode()
+    def record_ahead(self) -> bool:
+        """Record the tape of one more number of rows before a step has it: some 7 ms. False where none is missing."""
+        if self._tapes is None or self._owned is not None:
+            return False
+        return self._tapes.record_ahead(torch.from_numpy(self.slot_table))
+
     @property
     def num_fed(self) -> int:
         """The next plan may use draws below this number before the host has read them."""

@@ -102,6 +102,21 @@ class Replays:
         whole = self._features(_in_few_shapes(batch))
         return whole if whole is None or (has_all and len(whole) == num_tokens) else whole[batch.logits_rows]
 
+    def record_ahead(self, slot_table: torch.Tensor) -> bool:
+        """Record the tape of the fewest rows of one token each that have none yet. It takes as long as at a first step,
+        and computes nothing. False where every such tape of up to MAX_ROWS rows is kept, as many tapes as can be are
+        kept, or ranks would have to do the same. ``slot_table``: that of all steps.
+        """
+        most = min(MAX_ROWS, len(slot_table))
+        count = next((n for n in range(1, most + 1) if (n, n) not in self.kept), 0)
+        if not count or len(self.kept) >= MAX_KEPT or self._model.agree is not None or not self._can_replay():
+            return False
+        each = torch.arange(count)
+        rows = each.int()
+        batch = ForwardBatch(each, each, each, rows, torch.arange(count + 1).int(), rows + 1, slot_table, each)
+        self.kept[count, count] = self._record(batch, self._model.embed(torch.zeros_like(each), each))
+        return True
+
     def _features(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The features of every token, [T, C]; None without a tape."""
         num_tokens = batch.num_tokens

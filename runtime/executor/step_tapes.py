@@ -46,3 +46,7 @@ class StepTapes:
         """``Replays.forward``."""
         self._last = self.plain if batch.adapters is None else self.adapted
         return self._last.forward(batch)
+
+    def record_ahead(self, slot_table: torch.Tensor) -> bool:
+        """``Replays.record_ahead``, of steps without adapters."""
+        return self.plain.record_ahead(slot_table)

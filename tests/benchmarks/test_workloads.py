@@ -6,13 +6,14 @@ import re
 
 import phloem
 import pytest
-from phloem.benchmarks.workloads import ablations, measure, page
+from phloem.benchmarks.workloads import ablations, measure, page, profiled
 from phloem.benchmarks.workloads.__main__ import parsed
 from phloem.benchmarks.workloads.catalogue import WORKLOADS
 from phloem.benchmarks.workloads.clients import OpenAIClient, Usage, gbnf
 from phloem.benchmarks.workloads.held import held_figures, keep
 from phloem.benchmarks.workloads.systems import SYSTEMS, Run, run_plain, run_programs
 from phloem.engines import make_config
+from phloem.runtime.engine import ready_engine
 from phloem.runtime.server.app import create_app
 from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
 from phloem.tests.runtime.models.tiny import VOCAB_SIZE, make_tiny_model
@@ -262,3 +263,22 @@ def test_ablations_are_shares_of_the_engine_with_as_many_slots():
     assert {one.against for one in ablations.ABLATIONS} <= set(by_name)
     for one in ablations.ABLATIONS:
         make_config("smollm2", {**one.options, "num_slots": one.num_slots})
+
+
+def test_a_profile_counts_the_steps_and_shares_out_the_wall_time(tmp_path):
+    core = ready_engine(make_config(str(make_tiny_model(tmp_path / "model", seed=1)), {"num_threads": 1}))
+    watched, backend = profiled.Watched(core), phloem.Engine.over(core)
+    try:
+        found = watched.profile(backend, "beam_search", 0)
+    finally:
+        backend.shutdown()
+    assert 0 < found.steps <= found.rows <= found.tokens and found.recorded <= found.steps
+    assert {"attention", "other kernels", "python", "between"} <= set(found.seconds)  # torch multiplies its weights
+    assert found.line("name").startswith(f"| name | {found.steps} | {found.recorded} | ")
+
+
+def test_what_is_no_kernel_is_python_and_what_is_no_step_is_between():
+    spans = [("linear", 2_000_000), ("norm", 0), ("step", 500_000), ("watching", 1_000_000), ("sample", 250_000)]
+    found = profiled.by_part(iter(spans), 0.005)
+    assert found["products"] == pytest.approx(0.002) and found["other kernels"] == pytest.approx(0.00025)
+    assert found["python"] == pytest.approx(0.0005) and found["between"] == pytest.approx(0.00125)

@@ -80,6 +80,29 @@ def test_what_no_first_answer_waits_for_is_done_once_nothing_has_run_for_a_while
     assert done == [1.2]
 
 
+def test_an_engine_without_work_records_the_tapes_of_more_rows_one_at_a_time(tiny_model_path: Path) -> None:
+    now, ticks = [0.0], itertools.count()
+    engine = ready_engine(config(tiny_model_path), clock=lambda: now[0] + 1e-6 * next(ticks))
+
+    def is_cold(num_rows: int) -> bool:
+        rows = [PlanRow(i, i, 5, np.zeros(1, np.int32), np.arange(6, dtype=np.int32), 0, 1) for i in range(num_rows)]
+        engine.executor.forward(StepPlan(0, tuple(rows)))
+        return engine.executor.is_cold
+
+    now[0] = 10.0
+    engine.step([])  # nothing has been asked yet
+    assert is_cold(3)
+    say(engine)
+    now[0] += 0.4
+    engine.step([])  # too soon
+    now[0] += 0.2
+    engine.step([])
+    found = is_cold(5), is_cold(6)
+    engine.check()
+    engine.close()
+    assert found == (False, True)
+
+
 def test_it_is_done_as_soon_as_nothing_runs_after_the_first_answer(tiny_model_path: Path) -> None:
     ticks, done = itertools.count(), []
     engine = EngineCore(config(tiny_model_path), clock=lambda: 1e-6 * next(ticks))  # QUIET_S is never over

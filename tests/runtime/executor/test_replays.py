@@ -143,6 +143,34 @@ def test_prompts_and_drafts_run_from_few_tapes_with_copies_of_a_token(
     assert set(both.replays.kept) == {(1, 64), (4, 64), (8, 64), (8, 40), (29, 32), (1, MAX_TOKENS)}
 
 
+def test_tapes_can_be_recorded_before_their_first_step(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=5)
+    both.step({0: 1, 1: 1})
+    table = both.table.copy()
+    pools = [pool.k[0].clone() for pool in both.pools]
+    num_recorded = 0
+    while both.replays.record_ahead(torch.from_numpy(both.table)):
+        num_recorded += 1
+    assert num_recorded == 4 and set(both.replays.kept) == {(n, n) for n in range(1, 6)}
+    assert (both.table == table).all() and all(torch.equal(a, b.k[0]) for a, b in zip(pools, both.pools, strict=True))
+    for num_rows in (5, 3, 1, 4, 2):
+        both.step(dict.fromkeys(range(num_rows), 1))
+        assert not both.replays.is_cold
+    both.step({4: 3, 0: 1})  # padded to as many rows as tokens
+    assert not both.replays.is_cold and both.num_replayed == 7
+
+
+def test_no_tape_is_dropped_for_one_that_is_recorded_ahead(
+    model: Model, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays, "MAX_KEPT", 3)
+    both = TwoWays(model, num_rows=5)
+    both.step({0: 1, 1: 2})
+    while both.replays.record_ahead(torch.from_numpy(both.table)):
+        pass
+    assert set(both.replays.kept) == {(3, 3), (1, 1), (2, 2)}
+
+
 def test_a_shape_is_recorded_at_its_first_step(model: Model, num_threads: int) -> None:
     both = TwoWays(model, num_rows=2)
     for is_cold in (True, False, False):
