@@ -10,12 +10,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import types
 from torch import Tensor
 
 from ...cpu_isa import cpu_features, isa
 from .entry import FIRST_DONE, FIRST_TASK, TASK, counters, entry
-from .llvm import F32, I32, LANES, V16, V16_I32, carry, constant, declared, fused, load_at, number, splat, vector_at
+from .llvm import (
+    BF16,
+    F32,
+    I32,
+    LANES,
+    V16,
+    V16_I16,
+    V16_I32,
+    carry,
+    concatenated,
+    constant,
+    declared,
+    fused,
+    is_arm,
+    load_at,
+    narrow,
+    number,
+    splat,
+    vector_at,
+)
 from .machine_code import helper
 from .recording import scratch
 from .tensors import KINDS, readable, task_len, team_size
@@ -38,10 +58,13 @@ _PACKED = 32  # blocks that are packed at once
 _MIN_SHARE = 200_000  # products worth a second thread
 
 
+_PAIRS = ("avx512bf16", "bf16")  # x86's and Arm's features
+
+
 @cache
 def has_bfloat16_pairs() -> bool:
-    """Whether this CPU multiplies and adds 32 bfloat16 in one instruction, and the chosen instruction set has it."""
-    return "avx512bf16" in cpu_features() and not "avx512bf16".startswith(isa().left_out)
+    """Whether this CPU adds products of two bfloat16 in one instruction, and the chosen instruction set has it."""
+    return any(name in cpu_features() and not name.startswith(isa().left_out) for name in _PAIRS)
 
 
 def pack_bfloat16(weight: Tensor) -> Tensor:
@@ -122,12 +145,40 @@ def _pair_tile(num_rows: int, num_blocks: int) -> Any:
 def dot2(builder: Any, total: Any, left: Any, right: Any) -> Any:
     """total + the products of each word's two bfloat16, lane by lane."""
     if has_bfloat16_pairs():
-        function = declared(builder, "llvm.x86.avx512bf16.dpbf16ps.512", V16, V16, V16_I32, V16_I32)
-        return builder.call(function, [total, left, right])
+        return (
+            _dot2_of_arm(builder, total, left, right) if is_arm(builder) else _dot2_of_x86(builder, total, left, right)
+        )
     sixteen, upper = constant(V16_I32, 16), constant(V16_I32, 0xFFFF0000)
     lower_halves = [builder.bitcast(builder.shl(word, sixteen), V16) for word in (left, right)]
     upper_halves = [builder.bitcast(builder.and_(word, upper), V16) for word in (left, right)]
     return fused(builder, fused(builder, total, *lower_halves), *upper_halves)
+
+
+def _dot2_of_x86(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    function = declared(builder, "llvm.x86.avx512bf16.dpbf16ps.512", V16, V16, V16_I32, V16_I32)
+    return builder.call(function, [total, left, right])
+
+
+def _dot2_of_arm(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    floats, halves = ir.VectorType(F32, 4), ir.VectorType(BF16, 8)
+    function = declared(builder, "llvm.aarch64.neon.bfdot.v4f32.v8bf16", floats, floats, halves, halves)
+    dots = []
+    for first in range(0, LANES, 4):
+        picks = ir.Constant(ir.VectorType(I32, 4), list(range(first, first + 4)))
+        four, *pairs = (builder.shuffle_vector(each, each, picks) for each in (total, left, right))
+        dots.append(builder.call(function, [four, *(builder.bitcast(pair, halves) for pair in pairs)]))
+    return concatenated(builder, dots)
+
+
+def rounded(builder: Any, value: Any) -> Any:
+    """16 float32 as the bits of bfloat16, to nearest; where there are products of pairs, numbers below the smallest
+    normal one may become 0.
+    """
+    if not has_bfloat16_pairs():
+        return narrow(builder, value, V16)
+    if is_arm(builder):
+        return builder.bitcast(builder.fptrunc(value, ir.VectorType(BF16, LANES)), V16_I16)
+    return builder.call(declared(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", V16_I16, V16), [value])
 
 
 _tile_8, _tile_4, _tile_2, _tile_1 = (_pair_tile(rows, blocks) for rows, blocks in ((8, 2), (4, 4), (2, 4), (1, 4)))

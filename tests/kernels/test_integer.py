@@ -134,7 +134,7 @@ ENGINES: list[Any] = []
 
 
 def host_features(one: Isa) -> str:
-    return cpu_isa.restricted(one, dict(binding.get_host_cpu_features()))
+    return cpu_isa.restricted(one, cpu_isa.host_features())
 
 
 def target_machine(triple: str, cpu: str, features: str) -> Any:
