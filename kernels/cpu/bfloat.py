@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from torch import Tensor
 
-from ...cpu_isa import cpu_features, isa
+from ...cpu_isa import Isa, cpu_features, isa
 from .entry import FIRST_DONE, FIRST_TASK, TASK, counters, entry
 from .llvm import (
     BF16,
@@ -119,7 +119,13 @@ def _pair_tile(num_rows: int, num_blocks: int) -> Any:
     """
 
     def emit(builder: Any, weights: Any, block_bytes: Any, x: Any, count: Any, out: Any) -> None:
-        lanes = [(r, b) for r in range(num_rows) for b in range(num_blocks)]
+        for rows, blocks in tile_parts(isa(), num_rows, num_blocks):
+            add_products(builder, weights, block_bytes, x, count, out, rows, blocks)
+
+    def add_products(
+        builder: Any, weights: Any, block_bytes: Any, x: Any, count: Any, out: Any, rows: range, blocks: range
+    ) -> None:
+        lanes = [(r, b) for r in rows for b in blocks]
 
         def place(r: int, b: int) -> Any:
             return vector_at(builder, F32, out, number(LANES * (_BLOCKS * r + b)))
@@ -127,12 +133,12 @@ def _pair_tile(num_rows: int, num_blocks: int) -> Any:
         def step(pair: Any, state: list[Any]) -> list[Any]:
             row, *sums = state
             offset = builder.mul(pair, number(4 * LANES))
-            columns = [load_at(builder, V16_I32, builder.add(first, offset), 0) for first in firsts]
-            factors = [splat(builder, load_at(builder, I32, row, 4 * r)) for r in range(num_rows)]
+            columns = {b: load_at(builder, V16_I32, builder.add(first, offset), 0) for b, first in firsts.items()}
+            factors = {r: splat(builder, load_at(builder, I32, row, 4 * r)) for r in rows}
             sums = [dot2(builder, t, factors[r], columns[b]) for t, (r, b) in zip(sums, lanes, strict=True)]
             return [builder.add(row, number(4 * _ROWS)), *sums]
 
-        firsts = [builder.add(weights, builder.mul(block_bytes, number(b))) for b in range(num_blocks)]
+        firsts = {b: builder.add(weights, builder.mul(block_bytes, number(b))) for b in blocks}
         before = [builder.load(place(r, b), align=4) for r, b in lanes]
         _, *sums = carry(builder, count, [x, *before], step)
         for total, (r, b) in zip(sums, lanes, strict=True):
@@ -152,6 +158,21 @@ def dot2(builder: Any, total: Any, left: Any, right: Any) -> Any:
     lower_halves = [builder.bitcast(builder.shl(word, sixteen), V16) for word in (left, right)]
     upper_halves = [builder.bitcast(builder.and_(word, upper), V16) for word in (left, right)]
     return fused(builder, fused(builder, total, *lower_halves), *upper_halves)
+
+
+def tile_parts(one: Isa, num_rows: int, num_blocks: int) -> list[tuple[range, range]]:
+    """Rows and blocks of the tile's parts, whose sums fill half of the registers at most.
+
+    AVX-512 has room for the largest tile, Arm for 4 rows by a block.
+    """
+    most = one.lanes * one.num_registers // (2 * LANES)
+    rows = min(num_rows, most)
+    blocks = min(num_blocks, most // rows)
+    return [
+        (range(r, r + rows), range(b, b + blocks))
+        for b in range(0, num_blocks, blocks)
+        for r in range(0, num_rows, rows)
+    ]
 
 
 def _dot2_of_x86(builder: Any, total: Any, left: Any, right: Any) -> Any:

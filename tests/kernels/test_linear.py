@@ -7,6 +7,7 @@ import pytest
 import torch
 from llvmlite import ir
 from numba import njit, types
+from phloem.cpu_isa import ISAS, Isa
 from phloem.kernels import linear
 from phloem.kernels.cpu import bfloat, packing
 from phloem.kernels.cpu.vector import compiled
@@ -119,6 +120,15 @@ def test_a_row_does_not_depend_on_its_batch_to_the_bit(precision: linear.Precisi
             assert torch.equal(packed(x[4:10]), together[4:10])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("one", ISAS, ids=lambda one: one.name)
+@pytest.mark.parametrize(("num_rows", "num_blocks"), [(8, 2), (4, 4), (2, 4), (1, 4)])
+def test_a_bfloat16_tile_s_parts_cover_it_and_fit_in_registers(one: Isa, num_rows: int, num_blocks: int) -> None:
+    parts = bfloat.tile_parts(one, num_rows, num_blocks)
+    covered = [(r, b) for rows, blocks in parts for r in rows for b in blocks]
+    assert sorted(covered) == [(r, b) for r in range(num_rows) for b in range(num_blocks)]
+    assert all(2 * 16 * len(rows) * len(blocks) <= one.lanes * one.num_registers for rows, blocks in parts)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 17])
