@@ -135,8 +135,8 @@ ARM_WHEELS := --only-binary=:all: --no-deps --python-version 3.11 --implementati
 NOT_ON_ARM := torch|triton|mypy|ruff|ast_serialize|librt|openai|pip|phloem
 
 $(ARM)/.installed: $(DEV_STAMP)
-	rm -rf $(ARM)
-	debootstrap --arch=arm64 --foreign --variant=minbase --include=python3.11,libgomp1,libstdc++6 bookworm $(ARM)/root
+	rm -rf $(ARM) && mkdir -p $(ARM)
+	debootstrap --arch=arm64 --foreign --variant=minbase --include=python3.11,libgomp1,libstdc++6 bookworm "$(CURDIR)/$(ARM)/root"
 	for package in $(ARM)/root/var/cache/apt/archives/*.deb; do dpkg-deb -x $$package $(ARM)/root; done
 	rm -rf $(ARM)/root/proc $(ARM)/root/var/cache
 	mkdir $(ARM)/root/proc

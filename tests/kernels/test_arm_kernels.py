@@ -45,8 +45,8 @@ CPUS = [
 EVERYTHING = [
     f"test_{name}.py"
     for name in (
-        *("vector", "ops", "integer", "linear", "attention", "quantized_kv", "sampling", "recording", "adapters"),
-        *("experts", "machine_code", "threads"),
+        *("vector", "ops", "integer", "linear", "recording", "quantized_kv", "sampling", "adapters", "experts"),
+        *("machine_code", "threads", "attention"),
     )
 ]
 CASES = [(CPUS[0], file) for file in EVERYTHING] + [
