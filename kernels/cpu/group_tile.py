@@ -35,6 +35,7 @@ from .llvm import (
     declared,
     fused,
     in_this_order,
+    is_arm,
     load_at,
     number,
     opaque,
@@ -340,6 +341,11 @@ def _dot2(builder: Any, one: Isa, total: Any, left: Any, right: Any) -> Any:
         return builder.add(total, builder.call(function, [left, right]))
     wide = ir.VectorType(I32, 2 * one.lanes)
     products = builder.mul(builder.sext(left, wide), builder.sext(right, wide))
+    if is_arm(builder):
+        starts = [ir.Constant(total.type, list(range(first, first + one.lanes))) for first in (0, one.lanes)]
+        halves = [builder.shuffle_vector(products, products, picks) for picks in starts]
+        function = declared(builder, f"llvm.aarch64.neon.addp.v{one.lanes}i32", *(total.type,) * 3)
+        return builder.add(total, builder.call(function, halves))
     for first in range(2):
         picks = ir.Constant(total.type, list(range(first, 2 * one.lanes, 2)))
         total = builder.add(total, builder.shuffle_vector(products, products, picks))

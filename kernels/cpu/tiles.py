@@ -133,12 +133,16 @@ def weigh_line(num_vectors: int, *, words: bool) -> Any:
     """
 
     def emit(builder: Any, line: Any, to: Any, base: Any, exponents: Any) -> Any:
-        places = [vector_at(builder, F32, line, number(LANES * v)) for v in range(num_vectors)]
-        scores = [builder.load(place, align=4) for place in places]
-        weights = exp2_each(builder, [fused(builder, base, score, exponents) for score in scores], V16)
-        for v, stored in enumerate([rounded(builder, w) for w in weights] if words else weights):
-            place = vector_at(builder, I16 if words else F32, to, number(LANES * v))
-            builder.store(stored, place, align=2)
+        # Of short vectors' registers one vector fills enough, and four would not fit.
+        at_once, weights = num_vectors if isa().lanes > 4 else 1, []
+        for first in range(0, num_vectors, at_once):
+            places = [vector_at(builder, F32, line, number(LANES * v)) for v in range(first, first + at_once)]
+            scores = [builder.load(place, align=4) for place in places]
+            found = exp2_each(builder, [fused(builder, base, score, exponents) for score in scores], V16)
+            for v, stored in enumerate([rounded(builder, w) for w in found] if words else found, first):
+                place = vector_at(builder, I16 if words else F32, to, number(LANES * v))
+                builder.store(stored, place, align=2)
+            weights += found
         total = weights[0]
         for weight in weights[1:]:
             total = builder.fadd(total, weight)
