@@ -50,7 +50,7 @@ EVERYTHING = [
     )
 ]
 CASES = [(CPUS[0], file) for file in EVERYTHING] + [
-    (cpu, file) for cpu in CPUS[1:] for file in ("test_vector.py", "test_ops.py", "test_integer.py")
+    (cpu, file) for cpu in CPUS[1:] for file in ("test_vector.py", "test_ops.py", "test_integer.py", "test_linear.py")
 ]
 
 
@@ -89,7 +89,7 @@ def test_an_arm_cpu_gets_its_set(cpu: Cpu, folder: Path) -> None:
 @pytest.mark.parametrize(("cpu", "file"), CASES, ids=lambda value: getattr(value, "qemu", value))
 def test_the_kernels_pass_their_tests_on_arm(cpu: Cpu, file: str, folder: Path) -> None:
     plugins = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly", "-W", "default")
-    ended = run_on(cpu, folder, "-m", "pytest", "-q", *plugins, f"tests/kernels/{file}").splitlines()[-1]
+    ended = run_on(cpu, folder, "-m", "pytest", *plugins, f"tests/kernels/{file}").splitlines()[-1]
     passed = re.search(r"\b(\d+) passed", ended)
     assert passed is not None and int(passed[1]) > 0, ended
     log.info("%s on %s: %s", file, cpu.isa, ended.strip("= "))
