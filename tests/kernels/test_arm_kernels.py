@@ -65,18 +65,25 @@ def folder() -> Iterator[Path]:
 
 def run_on(cpu: Cpu, folder: Path, *arguments: str) -> str:
     """What the Arm Python prints with these arguments, run in the repository."""
+    root = folder / "root"
     about = f"processor\t: 0\nFeatures\t: {cpu.features}\nCPU implementer\t: 0x41\nCPU part\t: {cpu.part}\n"
-    (folder / "root/proc/cpuinfo").write_text(about)
+    (root / "proc/cpuinfo").write_text(about)
+    # Python takes the script for itself, and starts other processes with it.
+    python = root / f"usr/bin/python-on-{cpu.qemu}"
+    python.write_text(
+        f"""#!/bin/sh\nexec {QEMU} -0 "$0" -L "{root}" -cpu {cpu.qemu} "{root}/usr/bin/python3.11" "$@"\n"""
+    )
+    python.chmod(0o755)
     settings = {
-        "PYTHONPATH": folder / "site",
-        "PYTHONPYCACHEPREFIX": folder / "pycache",
-        "NUMBA_CACHE_DIR": folder / "numba",
+        "PYTHONPATH": str(folder / "site"),
+        "PYTHONPYCACHEPREFIX": str(folder / "pycache"),
+        "NUMBA_CACHE_DIR": str(folder / "numba"),
         "OMP_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "1",
     }
-    given = [part for name, value in settings.items() for part in ("-E", f"{name}={value}")]
-    command = [QEMU, "-L", folder / "root", "-cpu", cpu.qemu, *given, folder / "root/usr/bin/python3.11", *arguments]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    found = subprocess.run(
+        [python, *arguments], cwd=ROOT, env=os.environ | settings, capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, f"{found.stdout[-6000:]}\n{found.stderr[-3000:]}"
     return found.stdout
 
