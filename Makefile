@@ -126,8 +126,8 @@ oracle: $(DEV_STAMP)
 test-arm: $(DEV_STAMP)
 	$(VENV)/bin/pytest tests/kernels/test_arm.py -m arm
 
-# The kernels' tests and greedy texts in an Arm Python that qemu's user mode runs: Debian's qemu-user and debootstrap, as root. The
-# first time it fetches Debian's Python 3.11 and 230 MB of wheels: 1.2 GB in $(VENV)/arm. The tests take an hour or two.
+# The kernels' tests and an engine in an Arm Python that qemu's user mode runs: Debian's qemu-user and debootstrap, as root. The
+# first time it fetches Debian's Python 3.11 and 230 MB of wheels: 1.2 GB in $(VENV)/arm. The tests take half an hour to an hour.
 # torch 2.9.1 is the newest with a CPU build for Arm in the index.
 ARM := $(VENV)/arm
 ARM_WHEELS := --only-binary=:all: --no-deps --python-version 3.11 --implementation cp --abi cp311 --abi abi3 --abi none \
