@@ -62,6 +62,7 @@ WORKLOAD = w.Workload(
     plain=plain,
     count=8,
     quick=4,
+    large=3,
     free_tokens=PLAN_TOKENS + MEMORY_TOKENS,
     needs_grammar=True,
 )

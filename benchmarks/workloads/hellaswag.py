@@ -75,6 +75,7 @@ WORKLOAD = w.Workload(
     check=w.equals,
     count=6,
     quick=2,
+    large=3,
     free_tokens=0,
     needs_grammar=True,
 )

@@ -92,6 +92,7 @@ BY_REGEX = w.Workload(
     check=check,
     count=8,
     quick=4,
+    large=4,
     free_tokens=0,
     needs_grammar=True,
 )
@@ -104,6 +105,7 @@ BY_SCHEMA = w.Workload(
     check=check,
     count=8,
     quick=4,
+    large=4,
     free_tokens=0,
     needs_grammar=True,
 )

@@ -113,6 +113,7 @@ WORKLOAD = w.Workload(
     check=w.equals,
     count=12,
     quick=6,
+    large=4,
     free_tokens=0,
     needs_grammar=True,
 )

@@ -63,5 +63,6 @@ WORKLOAD = w.Workload(
     check=w.contains,
     count=8,
     quick=3,
+    large=4,
     free_tokens=REASON_TOKENS + ANSWER_TOKENS,
 )

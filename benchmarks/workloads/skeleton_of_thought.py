@@ -53,6 +53,7 @@ WORKLOAD = w.Workload(
     plain=plain,
     count=6,
     quick=3,
+    large=2,
     free_tokens=POINTS * POINT_TOKENS,
     needs_grammar=True,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import select
@@ -31,6 +32,7 @@ _SIGNAL_AT_PARENTS_DEATH = 1  # of Linux's prctl
 
 
 def run() -> None:
+    gc.disable()  # until the rank has its share: all that loading makes stays
     code = main(int(sys.argv[1]))
     logging.shutdown()
     sys.stdout.flush()
@@ -76,6 +78,8 @@ def main(ready_fd: int) -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return GANG_LOST
+    gc.freeze()
+    gc.enable()
     threading.Thread(target=_watch_parent, args=(start.parent_pid,), name="phloem-parent-watch", daemon=True).start()
     try:
         rank.follow(msgspec.json.decode(line, type=Shape))
