@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
+from .processor import arm_features
+
 CpuIsa = Literal["auto", "amx", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod", "portable"]
 ByteProducts = Literal["vpdpbusd", "pmaddubsw", "usdot", "sdot", "none"]
 
@@ -109,13 +111,13 @@ ISAS = (
         ("avx2", "AVX2"),
     ),
     _isa("neon_i8mm", "16 byte products of mixed signs", _ARM, "neon dotprod i8mm", (), (4, 32), "usdot", ("", "")),
-    _isa("neon_dotprod", "16 byte products", _ARM, "neon dotprod", ("i8mm", "sve"), (4, 32), "sdot", ("", "")),
+    _isa("neon_dotprod", "16 byte products", _ARM, "neon dotprod", ("i8mm", "bf16", "sve"), (4, 32), "sdot", ("", "")),
     _isa(
         "portable",
         "no byte products; runs everywhere",
         (),
         "",
-        (*_AVX, "dotprod", "i8mm", "sve"),
+        (*_AVX, "dotprod", "i8mm", "bf16", "sve"),
         (4, 16),
         "none",
         ("default", "SSE41"),
@@ -143,6 +145,7 @@ def isa() -> Isa:
     process = _process()
     if process.isa is None:
         process.isa = best(cpu_features())
+        tell_numba()
     return process.isa
 
 
@@ -160,12 +163,34 @@ def available() -> tuple[Isa, ...]:
 @cache
 def cpu_features() -> frozenset[str]:
     """LLVM's names of the features that the CPU has and the operating system allows."""
-    from llvmlite import binding
-
-    found = frozenset(name for name, has in binding.get_host_cpu_features().items() if has)
+    found = frozenset(name for name, has in host_features().items() if has)
     if "amx-tile" in found and not _may_use_tiles():
         return frozenset(name for name in found if not name.startswith("amx"))
     return found
+
+
+def host_features() -> dict[str, bool]:
+    """By LLVM's names, what LLVM and the operating system know of the CPU's features."""
+    from llvmlite import binding
+
+    return dict(binding.get_host_cpu_features()) | arm_features()
+
+
+@cache
+def tell_numba() -> None:
+    """Has numba compile for this process's set. Must come before numba's first compilation.
+
+    By itself numba compiles for what LLVM sees of the CPU, which is all on x86, but not on Arm.
+    """
+    if platform.machine() in _ARM:
+        _set_numba(isa())
+
+
+def _set_numba(one: Isa) -> None:
+    from numba import config
+
+    settings: Any = config
+    settings.CPU_FEATURES = restricted(one, host_features())
 
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
@@ -199,6 +224,7 @@ def choose(name: CpuIsa) -> Isa:
         return wanted
     if process.isa is None and wanted is able[0]:
         process.isa = wanted
+        tell_numba()
         return wanted
     loaded = [library for library in ("torch", "numba") if library in sys.modules]
     if process.isa is not None or loaded:
@@ -218,11 +244,7 @@ def _restrict(wanted: Isa) -> None:
     for variable, value in zip(("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"), wanted.torch, strict=True):
         if value:
             os.environ[variable] = value
-    from llvmlite import binding
-    from numba import config
-
-    settings: Any = config
-    settings.CPU_FEATURES = restricted(wanted, dict(binding.get_host_cpu_features()))
+    _set_numba(wanted)
 
 
 def restricted(wanted: Isa, features: dict[str, bool]) -> str:

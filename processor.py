@@ -1,9 +1,12 @@
 """The processor that this process runs on, and the memory beside it."""
 
+import ctypes
 import os
 import platform
+import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 def num_cores() -> int:
@@ -24,6 +27,37 @@ def field(key: str) -> str:
     except OSError:
         return ""
     return next((line.split(":", 1)[1].strip() for line in lines if line.split(":", 1)[0].strip() == key), "")
+
+
+# LLVM's name of a feature: where its bit is in Linux's auxiliary vector, and Apple's name of it.
+_HWCAP, _HWCAP2 = 16, 26
+_ARM_FEATURES = {
+    "neon": (_HWCAP, 1, "hw.optional.AdvSIMD"),
+    "dotprod": (_HWCAP, 20, "hw.optional.arm.FEAT_DotProd"),
+    "sve": (_HWCAP, 22, "hw.optional.arm.FEAT_SVE"),
+    "i8mm": (_HWCAP2, 13, "hw.optional.arm.FEAT_I8MM"),
+    "bf16": (_HWCAP2, 14, "hw.optional.arm.FEAT_BF16"),
+}
+
+
+def arm_features() -> dict[str, bool]:
+    """What the operating system says of the features of an Arm CPU that kernels use, by LLVM's names.
+
+    LLVM itself reads only some of them from Linux, and none from macOS. Empty on other systems and other CPUs.
+    """
+    if platform.machine() not in ("aarch64", "arm64") or sys.platform not in ("linux", "darwin"):
+        return {}
+    library = ctypes.CDLL(None)
+    if sys.platform == "darwin":
+        return {name: _apple_has(library, key) for name, (_, _, key) in _ARM_FEATURES.items()}
+    library.getauxval.argtypes, library.getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return {name: bool(library.getauxval(word) >> bit & 1) for name, (word, bit, _) in _ARM_FEATURES.items()}
+
+
+def _apple_has(library: Any, key: str) -> bool:
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    failed = library.sysctlbyname(key.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return not failed and value.value == 1
 
 
 def memory_bytes() -> int:

@@ -6,6 +6,7 @@ Names load on first use, so that clients, which only describe grammars, do not i
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..cpu_isa import tell_numba
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, GrammarTooComplex
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    tell_numba()
     value = getattr(import_module(_HOMES[name], __name__), name)
     globals()[name] = value
     return value

@@ -9,6 +9,8 @@ from typing import Any
 
 import phloem
 import pytest
+from llvmlite import binding
+from numba import config
 from phloem import cpu_isa
 from phloem.cpu_isa import ISAS, IsaError, best, choose, restricted
 from phloem.doctor import report
@@ -32,6 +34,38 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 )
 def test_a_cpu_gets_the_best_set_that_it_has_all_of(features: str, name: str) -> None:
     assert best(frozenset(features.split())).name == name
+
+
+@pytest.mark.parametrize(
+    ("told", "name", "for_numba"),
+    [
+        ("neon dotprod i8mm bf16 sve", "neon_i8mm", "+bf16,+dotprod,+i8mm,+lse,+neon,+sve"),
+        ("neon dotprod", "neon_dotprod", "-bf16,+dotprod,-i8mm,+lse,+neon,-sve"),
+        ("neon", "portable", "-bf16,-dotprod,-i8mm,+lse,+neon,-sve"),
+    ],
+)
+def test_an_arm_cpu_gets_what_the_system_tells_where_llvm_sees_less(
+    told: str, name: str, for_numba: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has = {feature: feature in told.split() for feature in ("neon", "dotprod", "i8mm", "bf16", "sve")}
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(cpu_isa, "arm_features", lambda: has)
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: {"neon": True, "lse": True})
+    one = best(frozenset(feature for feature, is_there in cpu_isa.host_features().items() if is_there))
+    assert one.name == name
+    assert restricted(one, cpu_isa.host_features()) == for_numba
+
+
+def test_numba_is_told_the_features_of_an_arm_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = next(one for one in ISAS if one.name == "neon_dotprod")
+    monkeypatch.setattr(cpu_isa, "isa", lambda: one)
+    monkeypatch.setattr(cpu_isa, "host_features", lambda: {"dotprod": True, "sve": True})
+    monkeypatch.setattr(config, "CPU_FEATURES", None)
+    cpu_isa.tell_numba.__wrapped__()
+    assert config.CPU_FEATURES is None or not X86
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    cpu_isa.tell_numba.__wrapped__()
+    assert config.CPU_FEATURES == "+dotprod,-sve"
 
 
 def test_code_of_a_set_leaves_out_what_is_better() -> None:

@@ -1,8 +1,11 @@
 """What is known of the processor, also on systems that say less."""
 
+import ctypes
 import os
 import platform
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from phloem import processor
@@ -38,3 +41,37 @@ def test_a_system_that_says_nothing_has_a_name_and_cores(elsewhere, monkeypatch)
 def test_the_memory_of_this_process_is_a_part_of_the_machines():
     resident = processor.resident_bytes()
     assert resident == 0 or 1_000_000 < resident < processor.memory_bytes()
+
+
+LINUX = {16: 1 << 1 | 1 << 20, 26: 1 << 14}  # asimd and asimddp; bf16
+APPLE = {b"hw.optional.AdvSIMD": 1, b"hw.optional.arm.FEAT_DotProd": 1, b"hw.optional.arm.FEAT_I8MM": 0}
+
+
+def test_linux_tells_the_features_of_an_arm_cpu(monkeypatch):
+    library = SimpleNamespace(getauxval=lambda word: LINUX[word])
+    on(monkeypatch, "aarch64", "linux", library)
+    found = {"neon": True, "dotprod": True, "sve": False, "i8mm": False, "bf16": True}
+    assert processor.arm_features() == found
+
+
+def test_macos_tells_them_and_a_name_that_it_does_not_know_is_none(monkeypatch):
+    def sysctlbyname(key, value, *_):
+        if key in APPLE:
+            ctypes.cast(value, ctypes.POINTER(ctypes.c_int))[0] = APPLE[key]
+        return 0 if key in APPLE else -1
+
+    on(monkeypatch, "arm64", "darwin", SimpleNamespace(sysctlbyname=sysctlbyname))
+    found = {"neon": True, "dotprod": True, "sve": False, "i8mm": False, "bf16": False}
+    assert processor.arm_features() == found
+
+
+@pytest.mark.parametrize(("machine", "system"), [("x86_64", "linux"), ("ARM64", "win32"), ("arm64", "freebsd14")])
+def test_other_systems_and_cpus_are_not_asked(machine, system, monkeypatch):
+    on(monkeypatch, machine, system, None)
+    assert processor.arm_features() == {}
+
+
+def on(monkeypatch, machine, system, library):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)

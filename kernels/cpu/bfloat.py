@@ -10,12 +10,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import types
 from torch import Tensor
 
-from ...cpu_isa import cpu_features, isa
+from ...cpu_isa import Isa, cpu_features, isa
 from .entry import FIRST_DONE, FIRST_TASK, TASK, counters, entry
-from .llvm import F32, I32, LANES, V16, V16_I32, carry, constant, declared, fused, load_at, number, splat, vector_at
+from .llvm import (
+    BF16,
+    F32,
+    I32,
+    LANES,
+    V16,
+    V16_I16,
+    V16_I32,
+    carry,
+    concatenated,
+    constant,
+    declared,
+    fused,
+    is_arm,
+    load_at,
+    narrow,
+    number,
+    splat,
+    vector_at,
+)
 from .machine_code import helper
 from .recording import scratch
 from .tensors import KINDS, readable, task_len, team_size
@@ -38,10 +58,13 @@ _PACKED = 32  # blocks that are packed at once
 _MIN_SHARE = 200_000  # products worth a second thread
 
 
+_PAIRS = ("avx512bf16", "bf16")  # x86's and Arm's features
+
+
 @cache
 def has_bfloat16_pairs() -> bool:
-    """Whether this CPU multiplies and adds 32 bfloat16 in one instruction, and the chosen instruction set has it."""
-    return "avx512bf16" in cpu_features() and not "avx512bf16".startswith(isa().left_out)
+    """Whether this CPU adds products of two bfloat16 in one instruction, and the chosen instruction set has it."""
+    return any(name in cpu_features() and not name.startswith(isa().left_out) for name in _PAIRS)
 
 
 def pack_bfloat16(weight: Tensor) -> Tensor:
@@ -96,7 +119,13 @@ def _pair_tile(num_rows: int, num_blocks: int) -> Any:
     """
 
     def emit(builder: Any, weights: Any, block_bytes: Any, x: Any, count: Any, out: Any) -> None:
-        lanes = [(r, b) for r in range(num_rows) for b in range(num_blocks)]
+        for rows, blocks in tile_parts(isa(), num_rows, num_blocks):
+            add_products(builder, weights, block_bytes, x, count, out, rows, blocks)
+
+    def add_products(
+        builder: Any, weights: Any, block_bytes: Any, x: Any, count: Any, out: Any, rows: range, blocks: range
+    ) -> None:
+        lanes = [(r, b) for r in rows for b in blocks]
 
         def place(r: int, b: int) -> Any:
             return vector_at(builder, F32, out, number(LANES * (_BLOCKS * r + b)))
@@ -104,12 +133,12 @@ def _pair_tile(num_rows: int, num_blocks: int) -> Any:
         def step(pair: Any, state: list[Any]) -> list[Any]:
             row, *sums = state
             offset = builder.mul(pair, number(4 * LANES))
-            columns = [load_at(builder, V16_I32, builder.add(first, offset), 0) for first in firsts]
-            factors = [splat(builder, load_at(builder, I32, row, 4 * r)) for r in range(num_rows)]
+            columns = {b: load_at(builder, V16_I32, builder.add(first, offset), 0) for b, first in firsts.items()}
+            factors = {r: splat(builder, load_at(builder, I32, row, 4 * r)) for r in rows}
             sums = [dot2(builder, t, factors[r], columns[b]) for t, (r, b) in zip(sums, lanes, strict=True)]
             return [builder.add(row, number(4 * _ROWS)), *sums]
 
-        firsts = [builder.add(weights, builder.mul(block_bytes, number(b))) for b in range(num_blocks)]
+        firsts = {b: builder.add(weights, builder.mul(block_bytes, number(b))) for b in blocks}
         before = [builder.load(place(r, b), align=4) for r, b in lanes]
         _, *sums = carry(builder, count, [x, *before], step)
         for total, (r, b) in zip(sums, lanes, strict=True):
@@ -122,12 +151,55 @@ def _pair_tile(num_rows: int, num_blocks: int) -> Any:
 def dot2(builder: Any, total: Any, left: Any, right: Any) -> Any:
     """total + the products of each word's two bfloat16, lane by lane."""
     if has_bfloat16_pairs():
-        function = declared(builder, "llvm.x86.avx512bf16.dpbf16ps.512", V16, V16, V16_I32, V16_I32)
-        return builder.call(function, [total, left, right])
+        return (
+            _dot2_of_arm(builder, total, left, right) if is_arm(builder) else _dot2_of_x86(builder, total, left, right)
+        )
     sixteen, upper = constant(V16_I32, 16), constant(V16_I32, 0xFFFF0000)
     lower_halves = [builder.bitcast(builder.shl(word, sixteen), V16) for word in (left, right)]
     upper_halves = [builder.bitcast(builder.and_(word, upper), V16) for word in (left, right)]
     return fused(builder, fused(builder, total, *lower_halves), *upper_halves)
+
+
+def tile_parts(one: Isa, num_rows: int, num_blocks: int) -> list[tuple[range, range]]:
+    """Rows and blocks of the tile's parts, whose sums fill half of the registers at most.
+
+    AVX-512 has room for the largest tile, Arm for 4 rows by a block.
+    """
+    most = one.lanes * one.num_registers // (2 * LANES)
+    rows = min(num_rows, most)
+    blocks = min(num_blocks, most // rows)
+    return [
+        (range(r, r + rows), range(b, b + blocks))
+        for b in range(0, num_blocks, blocks)
+        for r in range(0, num_rows, rows)
+    ]
+
+
+def _dot2_of_x86(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    function = declared(builder, "llvm.x86.avx512bf16.dpbf16ps.512", V16, V16, V16_I32, V16_I32)
+    return builder.call(function, [total, left, right])
+
+
+def _dot2_of_arm(builder: Any, total: Any, left: Any, right: Any) -> Any:
+    floats, halves = ir.VectorType(F32, 4), ir.VectorType(BF16, 8)
+    function = declared(builder, "llvm.aarch64.neon.bfdot.v4f32.v8bf16", floats, floats, halves, halves)
+    dots = []
+    for first in range(0, LANES, 4):
+        picks = ir.Constant(ir.VectorType(I32, 4), list(range(first, first + 4)))
+        four, *pairs = (builder.shuffle_vector(each, each, picks) for each in (total, left, right))
+        dots.append(builder.call(function, [four, *(builder.bitcast(pair, halves) for pair in pairs)]))
+    return concatenated(builder, dots)
+
+
+def rounded(builder: Any, value: Any) -> Any:
+    """16 float32 as the bits of bfloat16, to nearest; where there are products of pairs, numbers below the smallest
+    normal one may become 0.
+    """
+    if not has_bfloat16_pairs():
+        return narrow(builder, value, V16)
+    if is_arm(builder):
+        return builder.bitcast(builder.fptrunc(value, ir.VectorType(BF16, LANES)), V16_I16)
+    return builder.call(declared(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", V16_I16, V16), [value])
 
 
 _tile_8, _tile_4, _tile_2, _tile_1 = (_pair_tile(rows, blocks) for rows, blocks in ((8, 2), (4, 4), (2, 4), (1, 4)))

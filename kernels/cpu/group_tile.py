@@ -35,6 +35,7 @@ from .llvm import (
     declared,
     fused,
     in_this_order,
+    is_arm,
     load_at,
     number,
     opaque,
@@ -158,38 +159,70 @@ def _counter(one: Isa, bits: int, form: int, rows: int) -> Count:
 
 
 def _bytes_counter(one: Isa, bits: int, form: int, rows: int) -> Count:
-    """Four bytes of each output in one instruction, which adds them to a sum in 32 bits."""
+    """Four bytes of each output in one instruction, which adds them to a sum in 32 bits.
+
+    The sums of two planes are joined after they became floats, or before where Arm's registers do not hold both; the
+    result is rounded once either way.
+    """
     ints, floats = ir.VectorType(I32, one.lanes), ir.VectorType(F32, one.lanes)
     registers = range(LANES // one.lanes)
     signed_weights = one.byte_products == "sdot" and bits == 8  # and then no centre
+    is_short = one.lanes == 4
+    # The lower half of each byte, and then its upper half: one register of packed weights at a time.
+    order = [j for first in range(4) for j in range(first, QUADS, 4)] if is_short else range(QUADS)
 
     def count(builder: Any, w: Any, record: Any, num_rows: int) -> Grid:
         weights = quads(builder, one, bits, w)
         if signed_weights:
             weights = [[builder.xor(quad, constant(ints, 0x80808080)) for quad in row] for row in weights]
-        planes: list[Grid] = []
-        for plane in range(2 if form == TWO_BYTES else 1):
+
+        def add_plane(plane: int, counts: Grid) -> Grid:
             start = numbers_at(form, rows) + GROUP_LEN * rows * plane
-            counts: Grid = []
-            for r in range(num_rows):
-                first = load_at(builder, I32, record, (8 + 4 * plane) * rows + 4 * r)
-                first = constant(ints, 0) if signed_weights else splat(builder, first, one.lanes)
-                counts.append([first for _ in registers])
-            for j, quad in enumerate(weights):
+            counts = list(counts)
+            if not signed_weights:
                 for r in range(num_rows):
-                    four = load_at(builder, I32, record, start + GROUP_LEN * r + 4 * j)
-                    four = splat(builder, four, one.lanes)
-                    counts[r] = [dot4(builder, one, *each) for each in zip(counts[r], quad, repeat(four))]
-            planes.append([[builder.sitofp(total, floats) for total in row] for row in counts])
-        if len(planes) == 1:
-            return planes[0]
-        finer = constant(floats, float(FINER))
+                    first = load_at(builder, I32, record, (8 + 4 * plane) * rows + 4 * r)
+                    counts[r] = [builder.add(total, splat(builder, first, one.lanes)) for total in counts[r]]
+            x = [_x_quads(builder, one, record, start + GROUP_LEN * r) for r in range(num_rows)]
+            for j in order:
+                for r in range(num_rows):
+                    four = x[r](j)
+                    counts[r] = [dot4(builder, one, *each) for each in zip(counts[r], weights[j], repeat(four))]
+            return counts
+
+        joins_integers = is_short and 3 * num_rows * len(registers) > one.num_registers
+        nothing = [[constant(ints, 0) for _ in registers] for _ in range(num_rows)]
+        upper = add_plane(0, nothing)
+        if form == TWO_BYTES and joins_integers:
+            upper = add_plane(1, [[builder.mul(total, constant(ints, FINER)) for total in row] for row in upper])
+        found = _as_floats(builder, upper, floats)
+        if form == BYTES or joins_integers:
+            return found
+        lower, finer = _as_floats(builder, add_plane(1, nothing), floats), constant(floats, float(FINER))
         return [
-            [fused(builder, lower, upper, finer) for upper, lower in zip(*both, strict=True)]
-            for both in zip(*planes, strict=True)
+            [fused(builder, low, high, finer) for high, low in zip(*both, strict=True)]
+            for both in zip(found, lower, strict=True)
         ]
 
     return count
+
+
+def _as_floats(builder: Any, counts: Grid, floats: Any) -> Grid:
+    return [[builder.sitofp(total, floats) for total in row] for row in counts]
+
+
+def _x_quads(builder: Any, one: Isa, record: Any, start: int) -> Callable[[int], Any]:
+    """The x of a row's quad j in each lane. Arm's products take one lane of a register, x86's a place in memory."""
+    if one.lanes > 4:
+        return lambda j: splat(builder, load_at(builder, I32, record, start + 4 * j), one.lanes)
+    ints = ir.VectorType(I32, one.lanes)
+    fours = [load_at(builder, ints, record, start + 4 * j) for j in range(0, QUADS, one.lanes)]
+
+    def quad(j: int) -> Any:
+        four = fours[j // one.lanes]
+        return builder.shuffle_vector(four, four, constant(ints, j % one.lanes))
+
+    return quad
 
 
 def _saturating_counter(one: Isa, form: int, rows: int) -> Count:
@@ -308,6 +341,11 @@ def _dot2(builder: Any, one: Isa, total: Any, left: Any, right: Any) -> Any:
         return builder.add(total, builder.call(function, [left, right]))
     wide = ir.VectorType(I32, 2 * one.lanes)
     products = builder.mul(builder.sext(left, wide), builder.sext(right, wide))
+    if is_arm(builder):
+        starts = [ir.Constant(total.type, list(range(first, first + one.lanes))) for first in (0, one.lanes)]
+        halves = [builder.shuffle_vector(products, products, picks) for picks in starts]
+        function = declared(builder, f"llvm.aarch64.neon.addp.v{one.lanes}i32", *(total.type,) * 3)
+        return builder.add(total, builder.call(function, halves))
     for first in range(2):
         picks = ir.Constant(total.type, list(range(first, 2 * one.lanes, 2)))
         total = builder.add(total, builder.shuffle_vector(products, products, picks))

@@ -8,8 +8,22 @@ from llvmlite import ir
 LANES = 16
 FUSED = ("contract",)  # a product may fuse with the sum it is added to
 
+
+class _Bfloat(ir.Type):
+    """LLVM's bfloat16, which Arm's instructions take; elsewhere its bits are an I16."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat)
+
+
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+F16, F32, F64, BF16 = ir.HalfType(), ir.FloatType(), ir.DoubleType(), _Bfloat()
 V16, V16_I32, V16_I16, V16_I8 = (ir.VectorType(kind, LANES) for kind in (F32, I32, I16, I8))
 
 
@@ -35,6 +49,19 @@ def in_this_order(builder: Any, values: list[Any]) -> list[Any]:
     kind = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
     found = builder.asm(kind, "", ",".join(constraints), values, side_effect=True)
     return [builder.extract_value(found, i) for i in range(len(values))]
+
+
+def is_arm(builder: Any) -> bool:
+    """Whether the code is for a 64-bit Arm CPU."""
+    return builder.module.triple.startswith(("aarch64", "arm64"))
+
+
+def concatenated(builder: Any, parts: list[Any]) -> Any:
+    """One vector of all parts' lanes; the parts are 2^n vectors of one type."""
+    while len(parts) > 1:
+        lanes = ir.Constant(ir.VectorType(I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
+        parts = [builder.shuffle_vector(*parts[i : i + 2], lanes) for i in range(0, len(parts), 2)]
+    return parts[0]
 
 
 def at(builder: Any, kind: Any, address: Any, index: Any) -> Any:

@@ -25,6 +25,8 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import nrt
 from numba.core.typing import Context
 
+from ...cpu_isa import tell_numba
+
 _KNOWN_NUMBA = "0.68."  # whose way of keeping code on disk ``load_address`` reads; another numba loads it itself
 _IS_KNOWN = numba.__version__.startswith(_KNOWN_NUMBA)
 _NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if _IS_KNOWN else {}  # not documented
@@ -281,6 +283,7 @@ def is_on_disk(function: Callable[..., None], *arguments: types.Type) -> bool:
 
 
 def _c_function(function: Callable[..., None], arguments: tuple[types.Type, ...]) -> Any:
+    tell_numba()
     return CFunc(function, (arguments, types.void), {}, {"error_model": "numpy"}, pipeline_class=_KERNELS)
 
 

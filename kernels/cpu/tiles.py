@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import types
 
 from ...cpu_isa import isa
-from .bfloat import dot2, has_bfloat16_pairs
+from .bfloat import dot2, rounded
 from .llvm import (
     F32,
     I16,
@@ -17,14 +17,11 @@ from .llvm import (
     I64,
     LANES,
     V16,
-    V16_I16,
     V16_I32,
     at,
     carry,
     constant,
-    declared,
     fused,
-    narrow,
     number,
     splat,
     vector_at,
@@ -127,7 +124,7 @@ def pair_rows(builder: Any, first: Any, second: Any, to: Any) -> None:
 @compiled(types.void, types.int64, vector16)
 def store_weights(builder: Any, to: Any, value: Any) -> None:
     """Stores 16 bfloat16, rounded to nearest; numbers below the smallest normal one may become 0."""
-    builder.store(_rounded(builder, value), vector_at(builder, I16, to, number(0)), align=2)
+    builder.store(rounded(builder, value), vector_at(builder, I16, to, number(0)), align=2)
 
 
 def weigh_line(num_vectors: int, *, words: bool) -> Any:
@@ -136,12 +133,16 @@ def weigh_line(num_vectors: int, *, words: bool) -> Any:
     """
 
     def emit(builder: Any, line: Any, to: Any, base: Any, exponents: Any) -> Any:
-        places = [vector_at(builder, F32, line, number(LANES * v)) for v in range(num_vectors)]
-        scores = [builder.load(place, align=4) for place in places]
-        weights = exp2_each(builder, [fused(builder, base, score, exponents) for score in scores], V16)
-        for v, stored in enumerate([_rounded(builder, w) for w in weights] if words else weights):
-            place = vector_at(builder, I16 if words else F32, to, number(LANES * v))
-            builder.store(stored, place, align=2)
+        # Of short vectors' registers one vector fills enough, and four would not fit.
+        at_once, weights = num_vectors if isa().lanes > 4 else 1, []
+        for first in range(0, num_vectors, at_once):
+            places = [vector_at(builder, F32, line, number(LANES * v)) for v in range(first, first + at_once)]
+            scores = [builder.load(place, align=4) for place in places]
+            found = exp2_each(builder, [fused(builder, base, score, exponents) for score in scores], V16)
+            for v, stored in enumerate([rounded(builder, w) for w in found] if words else found, first):
+                place = vector_at(builder, I16 if words else F32, to, number(LANES * v))
+                builder.store(stored, place, align=2)
+            weights += found
         total = weights[0]
         for weight in weights[1:]:
             total = builder.fadd(total, weight)
@@ -149,10 +150,3 @@ def weigh_line(num_vectors: int, *, words: bool) -> Any:
 
     emit.__name__ = f"weigh_line_{num_vectors}{'_words' if words else ''}"
     return compiled(vector16, types.int64, types.int64, vector16, vector16)(emit)
-
-
-def _rounded(builder: Any, value: Any) -> Any:
-    """16 float32 as bfloat16."""
-    if not has_bfloat16_pairs():
-        return narrow(builder, value, V16)
-    return builder.call(declared(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", V16_I16, V16), [value])

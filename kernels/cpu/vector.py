@@ -35,6 +35,7 @@ from .llvm import (
     constant,
     declared,
     fused,
+    is_arm,
     narrow,
     number,
     splat,
@@ -47,6 +48,7 @@ from .machine_code import inlined
 
 FLOAT32 = 0
 BFLOAT16 = 1
+_YIELD = 1  # Arm's number of the hint
 
 
 class Vector16(types.Type):
@@ -196,6 +198,8 @@ def pause(builder: Any) -> None:
     """Tells the core that this thread is spinning."""
     if builder.module.triple.startswith("x86_64"):
         builder.call(declared(builder, "llvm.x86.sse2.pause", ir.VoidType()), [])
+    elif is_arm(builder):
+        builder.call(declared(builder, "llvm.aarch64.hint", ir.VoidType(), I32), [ir.Constant(I32, _YIELD)])
 
 
 def c_function(name: str, num_arguments: int) -> Any:

@@ -134,7 +134,7 @@ ENGINES: list[Any] = []
 
 
 def host_features(one: Isa) -> str:
-    return cpu_isa.restricted(one, dict(binding.get_host_cpu_features()))
+    return cpu_isa.restricted(one, cpu_isa.host_features())
 
 
 def target_machine(triple: str, cpu: str, features: str) -> Any:
@@ -168,8 +168,9 @@ def optimized(module: ir.Module, machine: Any) -> Any:
         ("avx_vnni", "x86_64-unknown-linux-gnu", "alderlake", 4, 8, r"{vex}\tvpdpbusd\t.*%ymm"),
         ("avx2", "x86_64-unknown-linux-gnu", "haswell", 4, 8, r"vpmaddubsw\t.*%ymm"),
         ("avx2", "x86_64-unknown-linux-gnu", "haswell", 8, 16, r"vpmaddwd\t.*%ymm"),
-        ("neon_i8mm", "aarch64-unknown-linux-gnu", "neoverse-v1", 8, 8, r"usdot\tv"),
-        ("neon_dotprod", "aarch64-unknown-linux-gnu", "neoverse-n1", 4, 8, r"\tsdot\tv"),
+        ("neon_i8mm", "aarch64-unknown-linux-gnu", "neoverse-v1", 8, 8, r"usdot\tv.*4b\["),
+        ("neon_dotprod", "aarch64-unknown-linux-gnu", "neoverse-n1", 4, 8, r"\tsdot\tv.*4b\["),
+        ("portable", "aarch64-unknown-linux-gnu", "cortex-a72", 4, 8, r"\taddp\tv"),
     ],
 )
 def test_a_tile_multiplies_with_its_instruction(

@@ -1,5 +1,6 @@
 """Packed linear layers against the plain product with the same weights."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +8,13 @@ import pytest
 import torch
 from llvmlite import ir
 from numba import njit, types
+from phloem.cpu_isa import ISAS, Isa
 from phloem.kernels import linear
 from phloem.kernels.cpu import bfloat, packing
+from phloem.kernels.cpu.llvm import V16, V16_I16, V16_I32
 from phloem.kernels.cpu.vector import compiled
 from phloem.kernels.linear import PackedLinear, dequantize
+from phloem.tests.kernels.test_integer import optimized, target_machine
 from torch import Tensor
 
 
@@ -121,6 +125,15 @@ def test_a_row_does_not_depend_on_its_batch_to_the_bit(precision: linear.Precisi
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("one", ISAS, ids=lambda one: one.name)
+@pytest.mark.parametrize(("num_rows", "num_blocks"), [(8, 2), (4, 4), (2, 4), (1, 4)])
+def test_a_bfloat16_tile_s_parts_cover_it_and_fit_in_registers(one: Isa, num_rows: int, num_blocks: int) -> None:
+    parts = bfloat.tile_parts(one, num_rows, num_blocks)
+    covered = [(r, b) for rows, blocks in parts for r in rows for b in blocks]
+    assert sorted(covered) == [(r, b) for r in range(num_rows) for b in range(num_blocks)]
+    assert all(2 * 16 * len(rows) * len(blocks) <= one.lanes * one.num_registers for rows, blocks in parts)
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 17])
 def test_picked_outputs_are_those_of_the_whole_product(num_rows: int) -> None:
     x, blocks = torch.randn(num_rows, 96), torch.tensor([0, 3, 4, 6], dtype=torch.int32)
@@ -140,6 +153,21 @@ def test_the_portable_bfloat16_product_equals_the_machine_s(monkeypatch: pytest.
         total = torch.zeros(16)
         step_function(bfloat.dot2, floats=True)(total.data_ptr(), x.data_ptr(), w.data_ptr())
         torch.testing.assert_close(total.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_arm_multiplies_pairs_of_bfloat16_in_one_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bfloat, "has_bfloat16_pairs", lambda: True)
+    machine = target_machine("aarch64-unknown-linux-gnu", "generic", "+neon,+bf16")
+    module = ir.Module("pairs")
+    module.triple = machine.triple
+    kinds = V16, V16_I32, V16_I32
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [kind.as_pointer() for kind in kinds]), "pairs")
+    builder = ir.IRBuilder(function.append_basic_block())
+    total = bfloat.dot2(builder, *(builder.load(place, align=4) for place in function.args))
+    builder.store(bfloat.rounded(builder, total), builder.bitcast(function.args[0], V16_I16.as_pointer()), align=2)
+    builder.ret_void()
+    code = machine.emit_assembly(optimized(module, machine))
+    assert len(re.findall(r"\tbfdot\tv", code)) == 4 and len(re.findall(r"\tbfcvtn2?\tv", code)) == 4, code
 
 
 def step_function(step: Callable[..., Any], *, floats: bool = False) -> Callable[[int, int, int], None]:
