@@ -86,10 +86,13 @@ class Formulas:
         # absorption: a & (a | b) = a
         other = "or" if op == "and" else "and"
         nodes = self.nodes
-        self.fuel.spend(len(flat) + sum(len(nodes[p]) for p in flat if nodes[p][0] == other))
-        kept = [p for p in flat if not (nodes[p][0] == other and any(q in flat for q in nodes[p][1:]))]
+        inner = [p for p in flat if nodes[p][0] == other]
+        self.fuel.spend(len(flat) + sum([len(nodes[p]) for p in inner]))
+        present = flat.keys()
+        absorbed = [p for p in inner if not present.isdisjoint(nodes[p])]  # the name of an operator is no formula
+        kept = present - absorbed if absorbed else present
         if len(kept) == 1:
-            return kept[0]
+            return next(iter(kept))
         return self._make((op, *sorted(kept)))
 
     def negation(self, formula: int) -> int:

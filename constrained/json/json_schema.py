@@ -9,7 +9,7 @@ from .documents import Document, Place, escape, read_json
 from .formats import FORMATS
 from .formulas import FALSE, TRUE, Formulas
 from .inner_values import Kind
-from .keywords import BOUNDS, CHECKED, check_keyword, number_bounds
+from .keywords import BOUNDS, CHECKED, KINDS_OF_TYPE, check_keyword, number_bounds
 from .scalars import Scalars
 from .schema_nodes import SchemaNodes
 from .schema_reader import SchemaReader
@@ -118,7 +118,7 @@ class Schemas:
             self._nodes.target(document, place, "$ref")
             return
         for key, value in schema.items():
-            if key not in CHECKED:
+            if key not in CHECKED or (key == "type" and isinstance(value, str) and value in KINDS_OF_TYPE):
                 continue
             at = f"{where}/{key}"
             check_keyword(key, value, at)

@@ -268,7 +268,12 @@ class Properties:
 
     def is_unchanged(self, partition: NamePartition, cls: int, formula: int) -> bool:
         """Whether a property of the class changes nothing of what the formula asks, whatever the value is."""
-        known = self._unchanged.setdefault((partition, cls), {FALSE: True, TRUE: True})
+        known = self._unchanged.get((partition, cls))
+        if known is None:
+            known = self._unchanged[partition, cls] = {FALSE: True, TRUE: True}
+        answer = known.get(formula)
+        if answer is not None:
+            return answer
 
         def visit(at: int) -> bool:
             found = known.get(at)

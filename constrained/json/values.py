@@ -358,7 +358,7 @@ class Values:
         return self.machine.state(key, lambda: self.machine.add_state(fill, space=space))
 
     def prepare(self, must: int, *, most: int) -> None:
-        """Make the rows of the value and of the first values inside it, ``most`` values in all, outermost first."""
+        """Make the rows of a text's value and of the first values inside it, ``most`` values in all, outermost first."""
         machine = self.machine
         queue, seen = [must], {must}
         layout = self.layouts.root
@@ -368,7 +368,11 @@ class Values:
             most -= 1
             try:
                 with machine.fuel.at_most(PREPARE_WORK):
-                    row = machine.row(self.value(formula, layout=layout, space=layout.first))
+                    if formula == must:
+                        state = self.accept_root(must)[0]
+                    else:
+                        state = self.value(formula, layout=layout, space=layout.first)
+                    row = machine.row(state)
                     inner = list(islice(self._prepare_inside(formula, row), most))
             except GrammarTooComplex as error:
                 raise error.at(self._pointer(formula)) from None
