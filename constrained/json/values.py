@@ -358,7 +358,7 @@ class Values:
         return self.machine.state(key, lambda: self.machine.add_state(fill, space=space))
 
     def prepare(self, must: int, *, most: int) -> None:
-        """Make the rows of a text's value and of the first values inside it, ``most`` values in all, outermost first."""
+        """Make the rows of the value and of the first values inside it, ``most`` values in all, outermost first."""
         machine = self.machine
         queue, seen = [must], {must}
         layout = self.layouts.root
