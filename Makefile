@@ -7,7 +7,7 @@ MODEL ?= smollm2
 JOBS ?= 2
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
-INTEROP := $(VENV)/interop
+INTEROP := $(abspath $(VENV)/interop)
 AXE := $(VENV)/axe/node_modules/axe-core/axe.min.js
 
 # The tests and the demo start many processes, each of which would compile torch's Python again.
@@ -48,7 +48,7 @@ test-interop: $(INTEROP)/.installed
 	PYTHONPATH=$(INTEROP) $(VENV)/bin/pytest -m interop tests/interop tests/lang/test_interop.py
 
 # Requests made from /openapi.json. A folder of its own, because schemathesis brings another pytest plugin.
-OPENAPI := $(VENV)/openapi
+OPENAPI := $(abspath $(VENV)/openapi)
 
 $(OPENAPI)/.installed: $(DEV_STAMP)
 	@mkdir -p $(OPENAPI)
@@ -70,8 +70,9 @@ test-otel: $(DEV_STAMP)
 	$(PY) -m pip install --quiet --no-compile --group otel
 	$(VENV)/bin/pytest -m otel tests/runtime/server/test_tracing.py
 
-# Ray Serve on loopback, in a folder of its own: half a gigabyte. The server's packages stay the same.
-RAY := $(VENV)/ray
+# Ray Serve on loopback, in a folder of its own: half a gigabyte. The server's packages stay the same. Its absolute path, since
+# tests start programs in other folders.
+RAY := $(abspath $(VENV)/ray)
 
 $(RAY)/.installed: $(DEV_STAMP)
 	@mkdir -p $(RAY)
@@ -83,7 +84,7 @@ test-ray: $(RAY)/.installed
 	PYTHONPATH=$(RAY) $(VENV)/bin/pytest -m ray tests/cluster/ray
 
 # A bucket of a real server on loopback, in a folder of its own. The server's packages stay the same.
-S3 := $(VENV)/s3
+S3 := $(abspath $(VENV)/s3)
 
 $(S3)/.installed: $(DEV_STAMP)
 	@mkdir -p $(S3)
