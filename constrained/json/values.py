@@ -169,7 +169,7 @@ class Values:
                     false = frozenset()  # true for all answers to these too
                 parts.append(formulas.conjunction([*sorted(true), *map(formulas.negation, sorted(false))]))
                 return True
-            if not holds(true, unknown, False):
+            if not unknown or not holds(true, unknown, False):
                 return False
             if not self.satisfiable(formulas.conjunction([*true, *map(formulas.negation, false)])):
                 return True

@@ -191,6 +191,7 @@ def test_a_suspect_is_tried_alone_before_it_is_blamed(engines: list[EngineCore],
         good = [Asked(fleet.client, stream(f"good {i}")) for i in range(5)]
         for _ in range(7):
             fleet.settle(host)
+            wait_until(lambda: len(fleet.lost) == len(fleet.hosts))  # the client knows that it has ended
             host = fleet.add(poison="boom")
             if bad.call.is_over:
                 break
