@@ -34,7 +34,8 @@ test: $(DEV_STAMP)
 	$(PY) -m phloem pull smollm2
 	$(VENV)/bin/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Clients of the HTTP API, in a folder of their own, because some want another openai. The server's packages stay the same.
+# Clients of the HTTP API, in a folder of their own, because some want another openai. The server's packages stay the same. Some
+# clients leave sockets and event loops open.
 SERVERS := fastapi|h11|httpx|huggingface_hub|msgspec|numba|numpy|pydantic|pytest|starlette|tokenizers|torch|uvicorn
 
 $(INTEROP)/.installed: $(DEV_STAMP)
@@ -45,7 +46,7 @@ $(INTEROP)/.installed: $(DEV_STAMP)
 
 test-interop: $(INTEROP)/.installed
 	$(PY) -m phloem pull smollm2
-	PYTHONPATH=$(INTEROP) $(VENV)/bin/pytest -m interop tests/interop tests/lang/test_interop.py
+	PYTHONPATH=$(INTEROP) $(VENV)/bin/pytest -m interop -W ignore::pytest.PytestUnraisableExceptionWarning tests/interop tests/lang/test_interop.py
 
 # Requests made from /openapi.json. A folder of its own, because schemathesis brings another pytest plugin.
 OPENAPI := $(abspath $(VENV)/openapi)
