@@ -277,6 +277,9 @@ class Expressions:
             return flat.pop()
         if not flat:
             return NOTHING
+        heads = {nodes[p][1] if nodes[p][0] == "cat" else NOTHING for p in flat}
+        if len(heads) == 1 and NOTHING not in heads:  # the bytes of a character that all begin with, mostly
+            return self._concat(heads.pop(), self._union_of([nodes[p][2] for p in flat]))
         if self.text in flat and all(self.is_text[p] for p in flat):
             return self.text
         if self.all_bytes in flat:
@@ -316,6 +319,14 @@ class Expressions:
             edges,
         )
 
+    def _union_of(self, parts: list[int]) -> int:
+        """``union``, remembered."""
+        key = tuple(sorted(parts))
+        found = self._unions.get(key)
+        if found is None:
+            found = self._unions[key] = self.union(*key)
+        return found
+
     def _factor(self, flat: set[int]) -> None:
         """``xy | xz`` becomes ``x(y|z)``, and ``x{0,3}y | x{1,5}y`` becomes ``x{0,5}y``.
 
@@ -347,7 +358,7 @@ class Expressions:
                     if len(members) > 1:
                         flat.difference_update(members)
                         tails = [EMPTY if p == head else nodes[p][2] for p in members]
-                        flat.update(self._parts(self._concat(head, self.union(*tails))))
+                        flat.update(self._parts(self._concat(head, self._union_of(tails))))
                 continue
             for (inner, rest), found in spans.items():
                 if len(found) < 2:

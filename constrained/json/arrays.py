@@ -31,6 +31,7 @@ from .number_list import NumberList
 CLOSE = 1 << 30  # the result where the closing bracket stands in the place of the first item
 OPENED = 1 << 29  # OPENED + i: the result where white space before the first item chose layout i of ``Layouts.all``
 Answers = Callable[[int], bool]
+Count = Callable[[int, int], int]  # a lower bound of how many values satisfy a formula, at most the second argument
 
 
 class UniqueItems:
@@ -180,6 +181,32 @@ class Arrays:
             [leaf[1][leaf[3] + i] if leaf[3] + i < len(leaf[1]) else leaf[2] for leaf in lists]
         )
 
+    def num_values(self, formula: int, most: int, count: Count) -> int:
+        """A lower bound of how many arrays satisfy the formula, at most ``most``; ``count`` counts items."""
+        options = self.formulas.parts(formula, "or")
+        found = 1 if self._unique_of(formula) < 0 else 0  # unique items may be too few for any array
+        clauses = [clause for option in options if (clause := self.formulas.positive_clause(option)) is not None]
+        for clause in clauses:
+            leaves = [self.formulas.nodes[p][1] for p in clause]
+            if found < most and all(leaf[0] != "contains" for leaf in leaves):
+                found = max(found, self._num_values(leaves, most, count))
+        return found if found >= most else max(found, count(self.first_demand(formula), most))
+
+    def _num_values(self, leaves: Sequence[Leaf], most: int, count: Count) -> int:
+        low = max((leaf[1] for leaf in leaves if leaf[0] == "min"), default=0)
+        high = min((leaf[1] for leaf in leaves if leaf[0] == "max"), default=low + most)
+        longest = max((len(leaf[1]) - leaf[3] for leaf in leaves if leaf[0] == "items"), default=0)
+        is_unique = any(leaf[0] == "unique" for leaf in leaves)
+        total, product, num_items = int(low == 0), 1, 0
+        for length in range(1, high + 1):
+            if length <= longest + 1:
+                num_items = count(self._demand_at(leaves, length - 1), most + low if is_unique else most)
+            product = min(most, product * (max(0, num_items - length + 1) if is_unique else num_items))
+            total += product if length >= low else 0
+            if not product or total >= most:
+                break
+        return min(total, most)
+
     # -- unique items ---------------------------------------------------------------------------------------------
 
     def _unique_of(self, *formulas: int) -> int:
@@ -246,7 +273,7 @@ class Arrays:
         if need > 1:
             for i in range(min(need, longest + 1)):
                 demand = self.formulas.conjunction([self._demand_at(lists, i), *excluded])
-                self._check_enough(demand, need, "minItems")
+                self._check_enough(demand, need if i == longest else i + 1, "minItems")
 
     def _check_enough(self, demand: int, need: int, keyword: str) -> None:
         """Raise GrammarTooComplex unless ``need`` different values are found: an array might have no end."""

@@ -1,6 +1,6 @@
 """Whether an object can be completed, and which next properties keep it so."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ class Completions:
 
     def __init__(self, values: InnerValues, properties: Properties) -> None:
         self.values = values
+        self.ex = values.ex
         self.formulas = values.formulas
         self.properties = properties
         self._plains: dict[tuple[NamePartition, int], Clause | None] = {}
@@ -333,6 +334,65 @@ class Completions:
         if plain is None or len(context.formulas) > 1:
             return self.demand(context, cls)
         return self._demanded(context.partition, plain.rules, cls), ()
+
+    def num_values(self, formula: int, most: int, count: Callable[[int, int], int]) -> int:
+        """A lower bound of how many objects satisfy a formula that one does, at most ``most``.
+
+        ``count(formula, most)`` is the same of the properties' values.
+        """
+        if self.has_free_names(formula):
+            return most
+        formula = self.settled(formula)
+        partition = self.properties.partition((formula,))
+        found = 1
+        for option in self._alternatives(formula):
+            plain = self._plain(partition, option)
+            if plain is not None and found < most:
+                found = max(found, self._num_plain(partition, plain, most, count))
+        if self._plain(partition, formula) is None:
+            for demand in self.demands_at_start(formula):
+                found = max(found, count(demand, most)) if found < most else most
+        return found
+
+    def _num_plain(self, partition: NamePartition, plain: Clause, most: int, count: Callable[[int, int], int]) -> int:
+        """As ``num_values``, of a conjunction without negations."""
+        possible, others = self._possible_of(partition, plain.rules)
+        least, room = plain.needed.bit_count(), plain.high
+        if plain.needed & ~possible or max(least, plain.low) > room:
+            return 0
+        if 0 in others and room > least:
+            return most
+        product = 1
+        for cls in classes_of(plain.needed):
+            if product < most:
+                product = min(most, product * count(self._demanded(partition, plain.rules, cls), most))
+        of_size = [0] * least + [product]  # so many objects, by their number of properties
+
+        def with_one_more(values: int) -> list[int]:
+            """``of_size`` where one more name may be there, with so many values."""
+            pairs = zip([*of_size, 0], [0, *of_size], strict=True)
+            return [min(most, without + values * less) for without, less in pairs][: room + 1]
+
+        def total() -> int:
+            return min(most, sum(of_size[plain.low :]))
+
+        for cls in (*classes_of(possible & ~plain.needed), *others):
+            if total() < most:
+                values = count(self._demanded(partition, plain.rules, cls), most)
+                is_listed = partition.name_of(cls) is not None
+                enough = most + plain.low
+                for _ in range(1 if is_listed else self.ex.num_texts(self.other_names(partition, cls), enough)):
+                    of_size = with_one_more(values)
+                    if total() >= most:
+                        break
+        return total()
+
+    def other_names(self, partition: NamePartition, cls: int) -> int:
+        """The expression of the names of a class other than the listed ones."""
+        ex = self.ex
+        bits = cls - len(partition.names) if cls else 0
+        marks = [p if bits >> i & 1 else ex.complement(p) for i, p in enumerate(partition.patterns)]
+        return ex.intersect(ex.text_without(ex.one_of([n.encode() for n in partition.names])), *marks)
 
     def demands_at_start(self, formula: int) -> Iterator[int]:
         """The conditions on the values of the listed properties that may come first."""

@@ -89,7 +89,7 @@ class Objects:
         else:
             must = ex.union(
                 ex.one_of([w for i, w in enumerate(words) if names >> i & 1]),
-                *[self._other_names(partition, words, cls) for cls in others],
+                *[self.completions.other_names(partition, cls) for cls in others],
             )
         must = ex.alive(must)
         frame = machine.add_frame(
@@ -111,12 +111,6 @@ class Objects:
             return spelled(context.partition.names[chosen.bit_length() - 1]) + b'"'
         missing = max((leaf[1] for leaf in leaves if leaf[0] == "minp"), default=0)
         return b'%d"' % missing if missing > 1 else b""
-
-    def _other_names(self, partition: NamePartition, words: list[bytes], cls: int) -> int:
-        """The expression of the names of a class other than the listed ones."""
-        bits = cls - len(words) if cls else 0
-        marks = [p if bits >> i & 1 else self.ex.complement(p) for i, p in enumerate(partition.patterns)]
-        return self.ex.intersect(self.ex.text_without(self.ex.one_of(words)), *marks)
 
     def _colon(self, context: ObjectContext, layout: Layout, cls: int, names: int, others: tuple[int, ...]) -> int:
         """The row code after a name's closing quote."""

@@ -277,16 +277,12 @@ class Values:
                     return most
                 if not self.satisfiable_kind(formula, kind):
                     return 0
-                completions = self.objects.completions
-                if kind == "object" and completions.has_free_names(inner):
-                    return most
-                firsts = (
-                    iter([self.arrays.first_demand(inner)]) if kind == "array" else completions.demands_at_start(inner)
-                )
-                found = 1
-                while depth and found < most and (first := next(firsts, None)) is not None:
-                    found = max(found, self._num_values(first, most, depth - 1))
-                return found
+
+                def count(formula: int, most: int) -> int:
+                    return self._num_values(formula, most, depth - 1) if depth else int(self.satisfiable(formula))
+
+                counted = self.arrays if kind == "array" else self.objects.completions
+                return counted.num_values(inner, most, count)
         return 1
 
     def prove(self, key: Hashable, rule: Callable[[], bool]) -> bool:

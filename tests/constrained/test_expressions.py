@@ -189,3 +189,17 @@ def test_the_moves_of_an_expression_are_its_derivatives() -> None:
         for lo, hi, to in ex.moves(expr):
             found.update(dict.fromkeys(range(lo, hi), to))
         assert found == {byte: ex.derive(expr, byte) for byte in range(256)}
+
+
+@pytest.mark.parametrize("head", ["a", "[ab]", "(?:a|b)+", "[é-ü]", "a{0,3}", "ab"])
+def test_alternatives_with_one_beginning_are_that_and_what_may_follow(head: str) -> None:
+    ex = Expressions()
+    rests = ["a{0,2}b", "a{1,4}b", "[ab]*", "b", "(?:ba){0,3}"]
+    begun = compile_regex(head, ex, anchored=True)
+    for chosen in itertools.combinations(rests, 3):
+        parts = [compile_regex(rest, ex, anchored=True) for rest in chosen]
+        found = ex.union(*[ex.concat(begun, part) for part in parts])
+        whole = re.compile(f"{head}(?:{'|'.join(f'(?:{rest})' for rest in chosen)})")
+        for length in range(6):
+            for text in map("".join, itertools.product("abé", repeat=length)):
+                assert ex.matches(found, text.encode()) == bool(whole.fullmatch(text)), (chosen, text)

@@ -184,6 +184,42 @@ def test_more_items_than_there_are_values_are_refused_with_their_number(vocabula
         compile("json_schema", json.dumps(schema), vocabulary)
 
 
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (
+            {
+                "items": {
+                    "type": "object",
+                    "properties": {"a": {"type": "integer", "minimum": 1, "maximum": 3}, "b": {"enum": ["x", "y"]}},
+                    "required": ["a", "b"],
+                    "additionalProperties": False,
+                },
+                "minItems": 5,
+            },
+            json.dumps([{"a": a, "b": b} for a in (1, 2, 3) for b in "xy"]),
+        ),
+        (
+            {"items": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}, "minItems": 6},
+            "[[], [true], [false], [true, true], [true, false], [false, true], [false, false]]",
+        ),
+        (
+            {"prefixItems": [{"type": "boolean"}, {"type": "integer"}], "items": {"type": "integer"}, "minItems": 4},
+            "[true, 1, 2, 3]",
+        ),
+    ],
+)
+def test_all_values_of_items_can_be_written_and_none_twice(
+    vocabulary: Vocabulary, schema: dict[str, Any], text: str
+) -> None:
+    schema = {"type": "array", "uniqueItems": True, **schema}
+    grammar = compile("json_schema", json.dumps(schema), vocabulary)
+    assert takes(grammar, text)
+    items = json.loads(text)
+    assert not takes(grammar, json.dumps([*items, items[1]]))
+    assert not takes(grammar, json.dumps(items[: schema["minItems"] - 1]))
+
+
 def test_grammars_with_and_without_unique_items_use_different_machines(vocabulary: Vocabulary) -> None:
     unique = compile("json_schema", json.dumps(STRINGS), vocabulary)
     plain = compile("json_schema", json.dumps({"type": "array", "items": {"type": "string"}}), vocabulary)

@@ -1,5 +1,8 @@
 import json
+import random
+import re
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
 import pytest
@@ -7,6 +10,8 @@ from phloem.constrained import GrammarError, Vocabulary, compile
 from phloem.constrained.json.json_schema import Schemas
 
 from ..conftest import takes
+
+jsonschema = pytest.importorskip("jsonschema")
 
 
 def test_answers_of_too_many_cases_are_refused_with_their_number(vocabulary: Vocabulary) -> None:
@@ -27,7 +32,7 @@ def formula(schemas: Schemas, schema: Any) -> int:
         ({"type": "boolean"}, 2),
         ({"type": "integer", "minimum": 3, "maximum": 5}, 3),
         ({"type": "string", "pattern": "^[ab]{1,2}$"}, 6),
-        ({"type": "array", "maxItems": 1, "items": {"type": "boolean"}}, 2),
+        ({"type": "array", "maxItems": 1, "items": {"type": "boolean"}}, 3),
         (
             {
                 "type": "object",
@@ -38,10 +43,75 @@ def formula(schemas: Schemas, schema: Any) -> int:
             3,
         ),
         ({"type": "string"}, 50),
+        ({"type": "array", "maxItems": 4, "items": {"type": "boolean"}}, 31),
+        ({"type": "array", "items": {"const": 1}}, 50),
+        ({"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True}, 16),
+        ({"type": "array", "minItems": 60, "items": {"type": "integer"}, "uniqueItems": True}, 50),
+        ({"type": "array", "prefixItems": [{"type": "boolean"}, {"enum": [1, 2, 3]}], "items": False}, 9),
+        ({"anyOf": [{"type": "array", "maxItems": n, "items": {"type": "boolean"}} for n in (1, 2)]}, 7),
+        ({"type": "object", "properties": {"a": {"type": "boolean"}, "b": {}}, "required": ["a"]}, 50),
+        (
+            {"type": "object", "properties": {n: {"type": "boolean"} for n in "abc"}, "additionalProperties": False},
+            27,
+        ),
+        ({"type": "object", "additionalProperties": {"const": 1}, "propertyNames": {"pattern": "^[ab]$"}}, 4),
+        ({"type": "object", "additionalProperties": {"const": 1}, "propertyNames": {"pattern": "^a+$"}}, 50),
     ],
 )
 def test_values_are_counted_from_below(schemas: Schemas, schema: Any, count: int) -> None:
     assert schemas.values.num_values(formula(schemas, schema), 50) == count
+
+
+ITEMS = (True, False, "x", 1)
+INNER: list[Any] = [{"type": "boolean"}, {"enum": ["x", 1]}, {"const": "x"}, {"enum": list(ITEMS)}, False]
+LISTS = [list(items) for n in range(4) for items in product(ITEMS, repeat=n)]
+OBJECTS = [
+    {name: value for name, value in zip("abc", chosen, strict=True) if value is not None}
+    for chosen in product((None, *ITEMS), repeat=3)
+]
+
+
+def counted(schemas: Schemas, schema: Any) -> int:
+    try:
+        found = formula(schemas, schema)
+    except GrammarError as error:
+        assert re.search("no value satisfies the schema|fewer than . different values", str(error))
+        return 0
+    return schemas.values.num_values(found, 1000)
+
+
+def array_of(r: random.Random) -> dict[str, Any]:
+    made = {"type": "array", "items": r.choice(INNER), "minItems": r.randrange(3), "maxItems": r.randrange(1, 4)}
+    if r.random() < 0.5:
+        made["prefixItems"] = r.choices(INNER, k=r.randrange(1, 3))
+    return made
+
+
+def object_of(r: random.Random) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {name: r.choice(INNER) for name in "abc"},
+        "required": r.sample("abc", r.randrange(3)),
+        "additionalProperties": False,
+        "minProperties": r.randrange(3),
+        "maxProperties": r.randrange(1, 4),
+    }
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_arrays_and_objects_are_counted_as_they_are_when_listed(schemas: Schemas, seed: int) -> None:
+    r = random.Random(seed)
+    schema = r.choice([array_of, object_of])(r)
+    universe: list[Any] = [*(LISTS if schema["type"] == "array" else OBJECTS)]
+    is_valid = jsonschema.Draft202012Validator(schema).is_valid
+    count = sum(map(is_valid, universe))
+    assert counted(schemas, schema) == count
+    if schema["type"] == "array":  # each item leaves out those before it: from below, where they are not all alike
+        is_valid = jsonschema.Draft202012Validator(schema | {"uniqueItems": True}).is_valid
+        found = counted(schemas, schema | {"uniqueItems": True})
+        count = sum(map(is_valid, universe))
+        assert found <= count
+        assert "prefixItems" in schema or found == count
 
 
 def test_a_schema_that_requires_a_value_of_itself_has_none() -> None:
