@@ -15,6 +15,7 @@ from .agreement import DONE, SPACES, Agreement
 from .item_texts import Crossing, Levels, crossing_tokens
 from .machine import MASK_WORK, Machine
 from .recent import Recent
+from .white_space import FLEXIBLE
 
 STEP_FUEL = 10  # of one byte tried on the way to another value
 QUOTE = 0x22
@@ -28,6 +29,7 @@ class Repeats:
         self._crossing: Crossing | None = None  # made when first needed
         self._children: dict[int, dict[int, int]] = {}
         self._after_space: dict[int, list[int]] = {}
+        self._spaces: list[int] | None = None  # made when first needed
         self._dead: Recent[int, bool] = Recent(20_000)  # by configuration
         machine.only_repeats = self.is_dead
 
@@ -49,6 +51,8 @@ class Repeats:
             if agreement is not None:
                 is_plain = level == levels[-1] and machine.item_readers[level.frame].is_plain
                 self._follow(config, agreement, suspects, refused if is_plain else judged)
+                if not agreement.is_in_string:
+                    suspects.append(self._closing_spaces())
         if judged:
             row = row.copy()
             tokens = np.unique(np.concatenate([np.asarray(part, np.int32) for part in judged]))
@@ -165,6 +169,24 @@ class Repeats:
                     if first in SPACES:
                         todo.append(child)
         return self._after_space.get(byte, [])
+
+    def _closing_spaces(self) -> list[int]:
+        """The tokens of nothing but white space, where that may belong to a closing bracket alone.
+
+        In the style ``flexible`` it never does: there what may come behind it may come without it.
+        """
+        if self._spaces is None:
+            trie, todo = self.machine.vocabulary.trie, [-1]
+            self._spaces = []
+            if (self.machine.arrays[walk.SPACE] == FLEXIBLE).any():
+                return self._spaces
+            while todo:
+                for byte, child in self._children_of(todo.pop()).items():
+                    if byte in SPACES:
+                        first = int(trie.first_token[child])
+                        self._spaces += trie.token_order[first : first + int(trie.num_tokens[child])].tolist()
+                        todo.append(child)
+        return self._spaces
 
     def _children_of(self, node: int) -> dict[int, int]:
         """The children of a node of the trie, by their bytes; node -1 is the root."""

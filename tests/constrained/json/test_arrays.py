@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from phloem.constrained import Compiler, GrammarError, GrammarSpec, GrammarTooComplex, Vocabulary, compile
+from phloem.constrained import Compiler, GrammarError, GrammarSpec, GrammarTooComplex, Matcher, Vocabulary, compile
 
 from ..conftest import as_json, is_set, mismatches, takes
 
@@ -298,3 +298,36 @@ def test_constants_with_unique_items_are_those_whose_items_differ(vocabulary: Vo
     assert taken == [False, True, False, True, True]
     with pytest.raises(GrammarError, match="no value satisfies the schema"):
         compile("json_schema", '{"const": [["a"], ["a"]], "uniqueItems": true}', vocabulary)
+
+
+@pytest.mark.parametrize("style", ["neat", "flexible", "compact"])
+@pytest.mark.parametrize(
+    ("items", "text"),
+    [
+        ({"type": "array", "items": {"type": "boolean"}, "maxItems": 4}, "[[ false ],[ false ,"),
+        ({"type": "array", "items": {"type": "integer"}}, "[\n  [\n    1\n  ],\n  [\n    1\n  ,"),
+        ({"type": "object", "additionalProperties": {"type": "boolean"}}, '[{ "a": true },{ "b": true },{ "a": true ,'),
+    ],
+)
+def test_white_space_that_only_a_repeated_item_could_end_is_not_allowed(
+    vocabulary: Vocabulary, items: dict[str, Any], text: str, style: str
+) -> None:
+    """In the style neat white space after a value leads to the closing bracket alone."""
+    schema = json.dumps({"type": "array", "items": items, "uniqueItems": True})
+    grammar = compile("json_schema", schema, vocabulary, whitespace=style)
+    taken: list[int] = []
+
+    def matcher() -> Matcher:
+        found = grammar.matcher()
+        assert all(map(found.accept, taken))
+        return found
+
+    for byte in text.encode():
+        row = matcher().mask()
+        for token in range(len(vocabulary)):
+            if vocabulary.is_text[token]:
+                assert matcher().accept(token) == is_set(row, token), (bytes(taken), vocabulary.tokens[token])
+        if not is_set(row, byte):
+            break
+        taken.append(byte)
+    assert (style == "flexible") == (len(taken) == len(text))
