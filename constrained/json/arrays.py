@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..machine import Machine, Seen, known_value
+from ..machine import COMPACT, Machine, Seen, known_value
 from ..spec import GrammarTooComplex
 from .documents import read_json
 from .formulas import FALSE, TRUE, Leaf
@@ -41,6 +41,7 @@ class UniqueItems:
         self._arrays, self._context = arrays, context
         formulas = arrays.formulas
         parts = formulas.parts(context[0], "and")
+        self.spaces_close = arrays.values.layouts.plain.before_mark == COMPACT
         self.is_plain = any(formulas.nodes[p][0] == "leaf" and formulas.nodes[p][1][0] == "unique" for p in parts)
 
     def after(self, state: int, text: bytes, seen: Seen) -> tuple[int, Seen | None]:

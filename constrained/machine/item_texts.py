@@ -62,6 +62,7 @@ class ItemReader(Protocol):
     """Waits below the items of an array with ``uniqueItems``."""
 
     is_plain: bool  # every item that repeats another is refused
+    spaces_close: bool  # white space behind a value inside an item belongs to a closing bracket alone
 
     def after(self, state: int, text: bytes, seen: Seen) -> tuple[int, Seen | None]:
         """The state after an item with this text, 0 if it is refused; the items read, None if they count no more.

@@ -15,7 +15,6 @@ from .agreement import DONE, SPACES, Agreement
 from .item_texts import Crossing, Levels, crossing_tokens
 from .machine import MASK_WORK, Machine
 from .recent import Recent
-from .white_space import FLEXIBLE
 
 STEP_FUEL = 10  # of one byte tried on the way to another value
 QUOTE = 0x22
@@ -51,8 +50,8 @@ class Repeats:
             if agreement is not None:
                 is_plain = level == levels[-1] and machine.item_readers[level.frame].is_plain
                 self._follow(config, agreement, suspects, refused if is_plain else judged)
-                if not agreement.is_in_string:
-                    suspects.append(self._closing_spaces())
+                if not agreement.is_in_string and machine.item_readers[level.frame].spaces_close:
+                    suspects.append(self._tokens_of_space())
         if judged:
             row = row.copy()
             tokens = np.unique(np.concatenate([np.asarray(part, np.int32) for part in judged]))
@@ -170,16 +169,11 @@ class Repeats:
                         todo.append(child)
         return self._after_space.get(byte, [])
 
-    def _closing_spaces(self) -> list[int]:
-        """The tokens of nothing but white space, where that may belong to a closing bracket alone.
-
-        In the style ``flexible`` it never does: there what may come behind it may come without it.
-        """
+    def _tokens_of_space(self) -> list[int]:
+        """The tokens of nothing but white space."""
         if self._spaces is None:
             trie, todo = self.machine.vocabulary.trie, [-1]
             self._spaces = []
-            if (self.machine.arrays[walk.SPACE] == FLEXIBLE).any():
-                return self._spaces
             while todo:
                 for byte, child in self._children_of(todo.pop()).items():
                     if byte in SPACES:
