@@ -56,10 +56,9 @@ CASES = [(CPUS[0], file) for file in EVERYTHING] + [
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    if shutil.which(QEMU) is None:
-        pytest.skip(f"{QEMU} is not installed: Debian's package qemu-user has it")
     if FOLDER not in os.environ:
         pytest.skip(f"{FOLDER} is not set: make test-arm-kernels prepares an Arm Python and sets it")
+    assert shutil.which(QEMU) is not None, f"{QEMU} is not installed: Debian's package qemu-user has it"
     yield Path(os.environ[FOLDER])
 
 
