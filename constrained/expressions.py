@@ -731,7 +731,7 @@ class Expressions:
                 at = nearest.popleft() if is_turn_of_nearest else latest.pop()
             done.add(at)
             reachable = self._can_reach_multiple(at)
-            if known.get(at) or self.nullable[at] or self.is_plain[at] or reachable:
+            if known.get(at) or self.least_padding(at) is not None or self.is_plain[at] or reachable:
                 while True:  # every expression on the path to this one has a text
                     known[at] = True
                     if parents[at] == at:
@@ -844,8 +844,8 @@ class Expressions:
             if self.is_plain[at] or at in self._shortest:
                 left[at] = (self.shortest(at) or 0) - self._is_within_char(at)
                 continue
-            if self.nullable[at]:
-                left[at] = 0
+            if (padding := self.least_padding(at)) is not None:  # it may end here
+                left[at] = padding
             if len(queue) > MAX_SEARCHED:
                 self._not_searched.add(expr)
                 return
@@ -857,7 +857,7 @@ class Expressions:
         levels: dict[int, list[int]] = {}
         for at, count in left.items():
             levels.setdefault(count, []).append(at)
-        count = 0
+        count = min(levels, default=0)
         while levels:
             for at in (level := levels.pop(count, [])):
                 if left[at] < count:
@@ -924,7 +924,8 @@ class Expressions:
         return self._make(("owing", count, inner), False, self.is_text[inner], self.is_plain[inner], self._edges[inner])
 
     def least_padding(self, expr: int) -> int | None:
-        """How many characters of padding a text that ends here lacks at least; None if none may end here."""
+        """How many characters of padding a text that ends here lacks at least; None if none may end here. Without
+        padding that is 0 where the language has the empty text."""
         node = self.nodes[expr]
         match node[0]:
             case "padding":

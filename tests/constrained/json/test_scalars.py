@@ -10,6 +10,8 @@ from phloem.constrained.spec import GrammarSpec
 
 from ..conftest import encode, is_set, takes
 
+jsonschema = pytest.importorskip("jsonschema")
+
 
 @pytest.mark.parametrize(
     ("text", "valid"),
@@ -211,3 +213,28 @@ def test_lengths_that_are_asked_again_are_counted_beside_the_state(vocabulary: V
         num_states.append(grammar.machine.num_states)
     assert num_states[0] == num_states[1]
     assert not takes(grammar, json.dumps({"a": "x" * 65, "b": 1})) and not takes(grammar, json.dumps({"a": "x"}))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"if": {"pattern": "b"}, "then": {"maxLength": 1}},
+        {"if": {"maxLength": 2}, "then": {"pattern": "a"}, "else": {"not": {"pattern": "ab"}}},
+        {"anyOf": [{"not": {"pattern": "bb"}}, {"maxLength": 2}]},
+        {"anyOf": [{"not": {"pattern": "b"}}, {"pattern": "^.?$"}]},
+        {"anyOf": [{"not": {"pattern": "b"}}, {"maxLength": 1}, {"pattern": "^a", "maxLength": 3}]},
+        {"anyOf": [{"not": {"pattern": "b"}, "minLength": 2}, {"pattern": "x", "maxLength": 3}]},
+        {"oneOf": [{"not": {"pattern": "b|x"}}, {"maxLength": 2}]},
+        {"oneOf": [{"not": {"pattern": "b"}, "maxLength": 3}, {"pattern": "a", "maxLength": 2}]},
+    ],
+)
+def test_texts_outside_a_pattern_beside_a_length_are_judged_as_by_the_reference(
+    vocabulary: Vocabulary, schema: dict[str, object]
+) -> None:
+    """A pattern's complement has no greatest length, and no text of the other alternatives bounds it."""
+    grammar = compile("json_schema", json.dumps({"type": "string"} | schema), vocabulary)
+    validator = jsonschema.Draft202012Validator(schema)
+    for length in range(5):
+        for letters in itertools.product("abx", repeat=length):
+            text = "".join(letters)
+            assert takes(grammar, json.dumps(text)) == validator.is_valid(text), text
