@@ -209,4 +209,4 @@ def test_an_interpreter_without_an_order_leaves_nothing():
     orphan.take()
     orphan.process.stdin.close()  # as the parent's death does
     assert orphan.process.wait(60) == 0 and not orphan.folder.exists()
-    os.close(orphan.ready)
+    assert orphan.lines.next(60) is None
