@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,17 +174,22 @@ def test_a_server_of_two_engines_answers_and_ends(tiny_model_path: Path, hidden:
     assert {path.name for path in hidden.iterdir()} >= {str(pid) for pid in (server.pid, *pids)}
 
 
-def test_a_model_that_two_processes_share_says_the_same(tiny_model_path: Path, hidden: Path) -> None:
+def test_a_model_that_two_processes_share_says_the_same_and_they_end_together(
+    tiny_model_path: Path, hidden: Path
+) -> None:
     code = f"""
 import phloem
 with phloem.Runtime({str(tiny_model_path)!r}, tensor_parallel=2, num_threads=1) as runtime:
     print(runtime.generate("a b c", max_tokens=8, temperature=0.0).meta.candidates[0].token_ids)
+    runtime.process.kill()
 """
     done = run(code, hidden, loaded=LOADED)
     with phloem.Engine(str(tiny_model_path), num_threads=1) as engine:
         alone = engine.generate("a b c", max_tokens=8, temperature=0.0)
     assert done.stdout.strip() == str(alone.meta.candidates[0].token_ids), done.stderr
-    assert len(list(hidden.iterdir())) == 3, "the engine's process and that of its other rank had Linux hidden, too"
+    pids = [int(path.name) for path in hidden.iterdir()]
+    assert len(pids) == 3, "the engine's process and that of its other rank had Linux hidden, too"
+    wait_until(lambda: not any(map(is_alive, pids)))  # the rank ends with the engine, which was killed
 
 
 def pull_a_toy(home: str, go_on: str) -> None:
@@ -226,6 +232,13 @@ pull_a_toy({home!r}, {go_on!r})
         assert second.stdout.splitlines() == ["waiting", "whole"], second.stderr
         assert first.stdout.read().split() == ["fetching"] * (len(PARTS) - 1) + ["whole"]
     assert first.returncode == 0 and len(list(hidden.iterdir())) == 2
+
+
+def test_triton_is_asked_for_on_linux_alone() -> None:
+    settings = tomllib.loads((Path(phloem.__file__).parent / "pyproject.toml").read_text(encoding="utf-8"))
+    asked = [*settings["project"]["dependencies"], *settings["dependency-groups"]["dev"]]
+    found = [line for line in asked if line.startswith("triton")]
+    assert len(found) == 2 and all(line.endswith("; sys_platform == 'linux'") for line in found)
 
 
 def is_alive(pid: int) -> bool:
