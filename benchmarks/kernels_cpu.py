@@ -6,8 +6,9 @@ Parts: linears, head, small_ops, attention, sampling; all by default. Times are 
 of the repeats, and the median in brackets, which is much larger on a busy machine. For products of packed weights two
 shares follow: of the instruction's products per second, with operands in registers, and of the bytes per second that
 the team reads from memory. Every layer has its own weights and keys, so they are read from memory as in a real step,
-not from a cache. ``--team own`` leaves torch one thread: measure torch's products (int4, oneDNN) with ``--team torch``.
-On a busy machine, ``--threads 1 --processor-time`` leaves out the time in which other processes have the core.
+not from a cache. Packed products run from a tape, as in a step. ``--team own`` leaves torch one thread: measure
+torch's products (int4, oneDNN) with ``--team torch``. On a busy machine, ``--threads 1 --processor-time`` leaves out
+the time in which other processes have the core.
 """
 
 import argparse
@@ -15,10 +16,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from phloem import kernels
+from phloem.kernels.cpu.recording import Arena, Recording
+from phloem.kernels.cpu.tape import Tape
 from phloem.kernels.linear import PackedLinear, Precision, dequantize
 from phloem.kernels.quantized_kv import quantize_kv
 from phloem.kernels.threads import team
@@ -80,8 +84,17 @@ def linears(timer: Timer, rows: list[int]) -> Iterator[tuple[str, Figures]]:
                     for linear in layer:
                         linear(xs[linear.shape[1]])
 
-            figures[str(num_rows)] = timer(step)
+            figures[str(num_rows)] = timer(taped(step))
         yield layers[0][0].describe(), figures
+
+
+def taped(work: Callable[[], object]) -> Callable[[], object]:
+    """``work``'s kernels from a tape, as in a step; ``work`` itself where it calls more than our kernels."""
+    with Recording(Arena()) as recording:
+        work()
+    if recording.foreign is not None or not team().can_replay:
+        return work
+    return partial(Tape(recording.calls, recording.arena).replay, team().pool)
 
 
 def packed(weight: tuple[torch.Tensor, torch.Tensor, torch.Tensor], precision: Precision) -> PackedLinear:

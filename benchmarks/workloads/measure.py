@@ -17,7 +17,8 @@ ALONE_SEED, ANSWERS_SEED = 500_000, 900_000  # far from the seeds of repeats
 @dataclass(slots=True)
 class Figures:
     """One workload on one system. ``wall_s``: of all programs at once, one value per repeat; token counts are those of
-    the last repeat. ``latency_s``: of programs that ran alone. ``right``: of the last repeat, out of ``programs``.
+    the last repeat. ``latency_s``: of programs that ran alone. ``right``: of the last repeat, out of ``programs``,
+    where every answer ends where the model ends it.
     """
 
     workload: str
@@ -124,12 +125,17 @@ def measure_once(system: System, workload: Workload, figures: Figures, repeat: i
     figures.latency_s += latencies_s
     for name in ("requests", "prompt_tokens", "cached_tokens", "output_tokens"):
         setattr(figures, name, getattr(run.usage, name))
-    figures.right = num_right(workload, cases, run.answers)
+    figures.right = num_right(system, workload, cases, run.answers)
 
 
-def num_right(workload: Workload, cases: list[Case], answers: list[Any]) -> int | None:
+def num_right(system: System, workload: Workload, cases: list[Case], answers: list[Any]) -> int | None:
+    """How many answers are right. ``answers``: of a run that went on behind the ends of free texts, so texts are asked
+    for again.
+    """
     if workload.check is None:
         return None
+    if workload.free_tokens:
+        answers = system.run(workload, cases, alone=False, to_the_end=False).answers
     return sum(workload.check(answer, case.expected) for answer, case in zip(answers, cases, strict=True))
 
 

@@ -43,9 +43,10 @@ from .llvm import (
     widen_half,
 )
 from .packing import GROUP_LEN, QUADS, record_len
-from .vector import compiled
+from .vector import compiled, fetch
 
 BYTES, TWO_BYTES, WORDS, WIDE_WORDS = 1, 2, 3, 4
+_AHEAD = 8192  # bytes from the weights of a group to those that are fetched into the cache meanwhile
 FINER = 254  # steps of the lower part in one of the upper: a rounding error is at most half a step
 
 Rows = list[Any]  # a value for each row of a tile
@@ -93,6 +94,8 @@ def group_tile(one: Isa, num_rows: int, bits: int, x_bits: int) -> Callable[...,
 
         def step(_: Any, state: list[Any]) -> list[Any]:
             w, record, *sums = state
+            if num_rows == rows:  # the products of fewer rows take no longer than reading the weights
+                fetch(builder, builder.add(w, number(_AHEAD)), record_len(bits))
             totals = count(builder, w, record, num_rows)
             scale, scales = halves_at(w, weight_bytes), each_row(record, 0)
             for r in range(num_rows):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
 
 import phloem
 import pytest
@@ -136,6 +137,22 @@ def test_systems_take_turns_on_the_same_cases_and_each_repeat_has_new_ones():
     assert measure.ratios(found, "http") == {"mmlu": 2.0}
     expected = [case.expected for case in WORKLOADS["mmlu"].make(2, WORKLOADS["mmlu"].quick)]
     assert found["mmlu"]["program"].right == expected.count("A")
+
+
+class EndsItsTexts(Fixed):
+    """Its forced texts lack the answer that a text which ends itself has."""
+
+    def run(self, workload, cases, *, alone, to_the_end=True):
+        run = super().run(workload, cases, alone=alone, to_the_end=to_the_end)
+        return run if to_the_end else replace(run, answers=[case.expected for case in cases])
+
+
+def test_right_answers_are_counted_where_the_model_ends_its_texts():
+    rag, mmlu = WORKLOADS["rag"], WORKLOADS["mmlu"]
+    for workload, right in ((rag, 2), (mmlu, 0)):
+        system = EndsItsTexts("program", 1.0, answer="")
+        assert measure.num_right(system, workload, workload.make(1, 2), ["", ""]) == right
+        assert [to_the_end for *_, to_the_end in system.ran] == [False] * (workload is rag)
 
 
 def test_a_system_that_fails_is_named_and_the_others_go_on():
