@@ -62,6 +62,9 @@ def _apple_has(library: Any, key: str) -> bool:
 
 def memory_bytes() -> int:
     """Of the machine; 0 on systems that do not say."""
+    if windows := _windows():
+        words = _words(8)  # MEMORYSTATUSEX: its length and the load, then the physical memory
+        return words[1] if windows.GlobalMemoryStatusEx(ctypes.byref(words)) else 0
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -69,9 +72,30 @@ def memory_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Memory that this process has in RAM now; 0 on systems without /proc."""
+    """Memory that this process has in RAM now; 0 on systems that do not say."""
+    if windows := _windows():
+        words = _words(9)  # PROCESS_MEMORY_COUNTERS: its length and the faults, then the peak and the size now
+        found = windows.K32GetProcessMemoryInfo(ctypes.c_void_p(-1), ctypes.byref(words), ctypes.sizeof(words))
+        return words[2] if found else 0
+    if sys.platform == "darwin":
+        words = _words(12)  # proc_taskinfo: the address space, then what is in RAM
+        size = ctypes.sizeof(words)
+        kind, argument = 4, ctypes.c_uint64(0)  # PROC_PIDTASKINFO
+        found = ctypes.CDLL(None).proc_pidinfo(os.getpid(), kind, argument, ctypes.byref(words), size)
+        return words[1] if found == size else 0
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _windows() -> Any:
+    """Windows's kernel32; None elsewhere."""
+    library = getattr(ctypes, "WinDLL", None)
+    return None if library is None else library("kernel32")
+
+
+def _words(count: int) -> Any:
+    """Memory for a structure of 64-bit words, the first of which begins with the structure's length in bytes."""
+    return (ctypes.c_uint64 * count)(8 * count)

@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from ..protocol.cache_events import decode_cache_events, decode_cache_snapshot
+from ..protocol.channel import set_client_keys
 from ..protocol.client import Client
 from ..protocol.errors import PhloemError
 from .placer import Placer
@@ -44,6 +45,8 @@ class CacheWatch:
         subscriber: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
         subscriber.setsockopt(zmq.RCVHWM, MAX_FRAMES)
         subscriber.setsockopt(zmq.SUBSCRIBE, b"")
+        if client.welcome.cache_events_keys and client.keys is not None:
+            set_client_keys(subscriber, client.keys)
         subscriber.connect(url)
         self.poller.register(subscriber, zmq.POLLIN)
         self._sockets[engine], self._clients[engine] = subscriber, client

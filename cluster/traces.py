@@ -122,7 +122,7 @@ def read_mooncake(path: Path, *, copies: int = 1) -> Trace:
     """
     paths, programs = Paths(), []
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(line)
             at_s, num_in, num_out = row["timestamp"] / 1000, int(row["input_length"]), int(row["output_length"])

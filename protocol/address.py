@@ -1,9 +1,10 @@
 """Addresses of an engine (``ipc://``, ``tcp://``, ``inproc://``) and the keys that ``tcp://`` needs."""
 
 import ipaddress
+import socket
 from dataclasses import dataclass, field
 
-from .errors import InvalidParams
+from .errors import InvalidParams, Unsupported
 
 SCHEMES = ("ipc", "tcp", "inproc")
 MAX_IPC_PATH = 107  # bytes in the kernel's socket address
@@ -56,8 +57,23 @@ def public_key(secret: str) -> str:
     return zmq.curve_public(secret.encode()).decode()
 
 
+def new_keys() -> tuple[ServerKeys, ClientKeys]:
+    """Keys of an engine that admits one client, and that client's."""
+    (server_public, server_secret), (client_public, client_secret) = new_key_pair(), new_key_pair()
+    return ServerKeys(server_secret, frozenset((client_public,))), ClientKeys(client_secret, server_public)
+
+
+def has_ipc() -> bool:
+    """Whether ``ipc://`` works here: ZeroMQ has Unix sockets, and so has Python, which looks whether one is in use."""
+    import zmq
+
+    return hasattr(socket, "AF_UNIX") and bool(zmq.has("ipc"))
+
+
 def check_url(url: str, *, has_keys: bool) -> None:
-    """Raises ``InvalidParams`` for an address that is not valid, or that needs keys and has none."""
+    """Raises ``InvalidParams`` for an address that is not valid, or that needs keys and has none; ``Unsupported`` for
+    ``ipc://`` on a system without Unix sockets.
+    """
     scheme, found, rest = url.partition("://")
     if not found or scheme not in SCHEMES or not rest:
         raise InvalidParams(f"url={url!r}: must be ipc://<path>, tcp://<host>:<port> or inproc://<name>", where="url")
@@ -66,6 +82,9 @@ def check_url(url: str, *, has_keys: bool) -> None:
             f"url={url!r}: the path has {len(rest.encode())} bytes, but the limit is {MAX_IPC_PATH}; choose a shorter"
         )
         raise InvalidParams(text, where="url")
+    if scheme == "ipc" and not has_ipc():
+        text = f"url={url!r}: this system, or its ZeroMQ, has no Unix sockets; use tcp://127.0.0.1:PORT"
+        raise Unsupported(text, where="url")
     if scheme == "tcp":
         host, colon, port = rest.rpartition(":")
         if not colon or not host or not (port in ("*", "0") or (port.isdigit() and int(port) < 65536)):

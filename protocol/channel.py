@@ -47,6 +47,13 @@ HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | REFUSED
 WATCHED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED
 
 
+def set_client_keys(client: "zmq.Socket[bytes]", keys: ClientKeys) -> None:
+    """Before ``client`` is connected."""
+    client.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+    client.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+    client.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
+
+
 class Channel:
     """Connected when made; raises ``EngineLost`` or ``ProtocolError`` when no engine answers or it refuses the keys.
 
@@ -170,9 +177,7 @@ class Channel:
             dealer.setsockopt(zmq.SNDHWM, 0)  # the queue to the engine is unbounded
             dealer.setsockopt(zmq.RCVHWM, 1000)
             if self._keys is not None:
-                dealer.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
-                dealer.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
-                dealer.setsockopt(zmq.CURVE_SERVERKEY, self._keys.server.encode())
+                set_client_keys(dealer, self._keys)
             monitor = None
             if self.url.startswith("tcp://"):
                 dealer.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)

@@ -337,8 +337,9 @@ class Limits(msgspec.Struct, frozen=True):
 class Welcome(Message, tag="welcome"):
     """``model_path`` lets a client on the same machine load the tokenizer. ``capabilities`` names what is served.
 
-    ``cache_events_url``: a PUB socket that publishes cached blocks (see ``cache_events``); empty: none. ``eos_ids``:
-    the tokens that end a text. ``adapters``: the names that ``ProgramSettings.adapter`` may have at the start.
+    ``cache_events_url``: a PUB socket that publishes cached blocks (see ``cache_events``); empty: none.
+    ``cache_events_keys``: its subscribers need keys, those of the engine's clients. ``eos_ids``: the tokens that end a
+    text. ``adapters``: the names that ``ProgramSettings.adapter`` may have at the start.
     ``embedding_size``: dimensions of an encoder's vectors, and of those of a decoder's ``Embedding``; 0: it gives none.
     The scores of a classifier are of ``labels``. ``image_token_id``: what a chat template writes for an image; -1: the
     model takes none.
@@ -360,6 +361,7 @@ class Welcome(Message, tag="welcome"):
     embedding_size: int = 0
     labels: tuple[str, ...] = ()
     image_token_id: int = -1
+    cache_events_keys: bool = False
 
 
 class Accepted(Message, tag="accepted"):

@@ -163,9 +163,7 @@ class EngineSocket:
             self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
             self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         if self._keys is not None:
-            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
-            self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
-            self._socket.setsockopt(zmq.ZAP_DOMAIN, b"phloem")
+            set_server_keys(self._socket, self._keys)
 
     def _bind(self, url: str) -> None:
         if url.startswith("ipc://"):
@@ -410,6 +408,13 @@ class _Peer:
     def _spend(self) -> None:
         if self.credit is not None:
             self.credit -= 1
+
+
+def set_server_keys(server: "zmq.Socket[bytes]", keys: ServerKeys) -> None:
+    """Before ``server`` is bound. The ``EngineSocket`` of its context, which has the same keys, admits its clients."""
+    server.setsockopt(zmq.CURVE_SERVER, 1)
+    server.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+    server.setsockopt(zmq.ZAP_DOMAIN, b"phloem")
 
 
 def _gate(context: zmq.Context[Any]) -> "zmq.Socket[bytes]":

@@ -259,7 +259,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 def test_the_environment_is_read_by_the_command_line_alone() -> None:
     """`home` is an exception, as a program must find what the command has fetched. `pull` hands the environment on to
-    pip, `python_process` to an engine's process, and `cpu_isa` sets the two variables that restrict torch, which has no
+    pip, `child` to an engine's process, and `cpu_isa` sets the two variables that restrict torch, which has no
     other way.
     """
     readers = set()
@@ -270,7 +270,7 @@ def test_the_environment_is_read_by_the_command_line_alone() -> None:
     assert readers <= {
         "cli",
         "cpu_isa",
-        "runtime.process.python_process",
+        "runtime.parallel.child",
         "runtime.weights.home",
         "runtime.weights.pull",
     }

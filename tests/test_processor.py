@@ -43,6 +43,39 @@ def test_the_memory_of_this_process_is_a_part_of_the_machines():
     assert resident == 0 or 1_000_000 < resident < processor.memory_bytes()
 
 
+def test_windows_tells_both_memories(monkeypatch):
+    """By a stand-in of kernel32 that writes where Microsoft's documentation has the fields."""
+
+    def words(structure):
+        return ctypes.cast(structure, ctypes.POINTER(ctypes.c_uint64))
+
+    def status(structure):
+        assert words(structure)[0] == 64, "dwLength of MEMORYSTATUSEX, and no load"
+        words(structure)[1] = 16 << 30
+        return 1
+
+    def process(handle, structure, size):
+        assert (handle.value, size) == (ctypes.c_void_p(-1).value, 72)
+        words(structure)[2] = 5 << 20
+        return 1
+
+    kernel32 = SimpleNamespace(GlobalMemoryStatusEx=status, K32GetProcessMemoryInfo=process)
+    monkeypatch.setattr(ctypes, "WinDLL", lambda name: {"kernel32": kernel32}[name], raising=False)
+    assert (processor.memory_bytes(), processor.resident_bytes()) == (16 << 30, 5 << 20)
+    kernel32.GlobalMemoryStatusEx = kernel32.K32GetProcessMemoryInfo = lambda *_: 0
+    assert (processor.memory_bytes(), processor.resident_bytes()) == (0, 0), "where Windows refuses"
+
+
+def test_macos_tells_the_memory_of_this_process(monkeypatch):
+    def proc_pidinfo(pid, kind, argument, structure, size):
+        assert (pid, kind, argument.value, size) == (os.getpid(), 4, 0, 96)
+        ctypes.cast(structure, ctypes.POINTER(ctypes.c_uint64))[1] = 7 << 20
+        return size
+
+    on(monkeypatch, "arm64", "darwin", SimpleNamespace(proc_pidinfo=proc_pidinfo))
+    assert processor.resident_bytes() == 7 << 20
+
+
 LINUX = {16: 1 << 1 | 1 << 20, 26: 1 << 14}  # asimd and asimddp; bf16
 APPLE = {b"hw.optional.AdvSIMD": 1, b"hw.optional.arm.FEAT_DotProd": 1, b"hw.optional.arm.FEAT_I8MM": 0}
 

@@ -80,5 +80,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     # The system gives zeroed pages of 4 kB on the first write. numpy would ask for pages of 2 MB: 60 tensors would take
     # 120 MB and half a second at the first token, and no step is faster.
     size = max(1, int(np.prod(shape)) * dtype.itemsize)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages: mmap.mmap | np.ndarray
+    if hasattr(mmap, "MAP_ANONYMOUS"):
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:  # Windows, which has no pages of 2 MB unless one asks for them
+        pages = np.zeros(size, np.uint8)
     return torch.frombuffer(pages, dtype=torch.uint8)[: size // dtype.itemsize * dtype.itemsize].view(dtype).view(shape)

@@ -1,8 +1,8 @@
 """The processes of a gang of ranks on this machine, as rank 0 starts, watches and ends them.
 
 To a rank's stdin, in lines of JSON: a ``RankStart``; once all ranks have loaded, a ``Shape``. The pipe's end is the
-death of rank 0, and then the rank ends too. From a rank, on the file descriptor that is its argument: a ``RankLoaded``.
-That pipe's end is the rank's death.
+death of rank 0, and then the rank ends too. From a rank, on its stdout: a ``RankLoaded``. That pipe's end is the rank's
+death.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from queue import Empty
 from typing import IO, Protocol
 
 import msgspec
@@ -28,7 +27,7 @@ from ...protocol.errors import EngineLost, ErrorInfo, InvalidParams, PhloemError
 from ..config import EngineConfig
 from ..models import Model
 from ..models.loading import device_named
-from .child import module_program
+from .child import start_child
 from .devices import on_device, refuse_devices
 from .group import Group, connect, joined
 from .leader import Leader
@@ -227,18 +226,7 @@ class RankProcess:
     def __init__(self, start: RankStart) -> None:
         self.rank = start.rank
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._ready, ready_end = os.pipe()
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", module_program(RANK_MODULE), str(ready_end)],
-                stdin=subprocess.PIPE,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=(ready_end,),
-                start_new_session=True,
-            )
-        finally:
-            os.close(ready_end)
+        self.process, self._lines = start_child(RANK_MODULE, log=self._log)
         self.tell(start)
 
     def tell(self, message: msgspec.Struct) -> None:
@@ -249,19 +237,16 @@ class RankProcess:
 
     def loaded(self, timeout_s: float) -> WeightBytes:
         """Wait for its share. Raises the rank's error, EngineLost when it has died or takes too long."""
-        line = b""
-        while not line.endswith(b"\n"):
-            readable, _, _ = select.select([self._ready], [], [], max(0.0, timeout_s))
-            if not readable:
-                raise EngineLost(f"rank {self.rank} was not ready within {START_TIMEOUT_S:g} s")
-            piece = os.read(self._ready, 65536)
-            if not piece:
-                raise EngineLost(self.death())
-            line += piece
+        try:
+            line = self._lines.next(max(0.0, timeout_s))
+        except Empty:
+            raise EngineLost(f"rank {self.rank} was not ready within {START_TIMEOUT_S:g} s") from None
+        if line is None:
+            raise EngineLost(self.death())
         return weights_of(msgspec.json.decode(line, type=RankLoaded))
 
     def wait_for_end(self) -> None:
-        while os.read(self._ready, 4096):
+        while self._lines.next() is not None:
             pass
 
     def death(self) -> str:
@@ -272,8 +257,8 @@ class RankProcess:
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
         tail = b""
         with contextlib.suppress(ValueError):  # the gang is being closed, and the log with it
-            log_fd = self._log.fileno()
-            tail = os.pread(log_fd, LOG_TAIL_BYTES, max(0, os.fstat(log_fd).st_size - LOG_TAIL_BYTES))
+            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            tail = self._log.read()
         return f"rank {self.rank} (process {self.process.pid}) {how}; its log ends: {tail.decode(errors='replace')}"
 
     def end(self, timeout_s: float) -> None:

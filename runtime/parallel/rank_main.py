@@ -7,7 +7,6 @@ import faulthandler
 import gc
 import logging
 import os
-import select
 import signal
 import sys
 import threading
@@ -18,6 +17,7 @@ import msgspec
 from ...protocol.errors import InternalError, PhloemError
 from ..config import choose_cpu_isa
 from ..models.loading import device_named
+from .child import is_orphan, wait_for_parents_end
 from .devices import on_device
 from .gang import RankLoaded, RankStart
 from .group import connect, joined
@@ -27,13 +27,12 @@ from .rank import Rank, Shape
 
 log = logging.getLogger(__name__)
 
-PARENT_CHECK_S = 1.0
 _SIGNAL_AT_PARENTS_DEATH = 1  # of Linux's prctl
 
 
-def run() -> None:
+def run(ready_fd: int) -> None:
     gc.disable()  # until the rank has its share: all that loading makes stays
-    code = main(int(sys.argv[1]))
+    code = main(ready_fd)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -44,7 +43,6 @@ def main(ready_fd: int) -> int:
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankStart)
     _end_with_parent(start.parent_pid)
     faulthandler.enable()
-    os.set_inheritable(ready_fd, False)
     form = f"%(asctime)s %(levelname)s rank {start.rank}: %(name)s: %(message)s"
     logging.basicConfig(level=start.config.log_level.upper(), format=form, stream=sys.stderr)
 
@@ -94,14 +92,11 @@ def _end_with_parent(parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which then ends the others
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL)
-    if os.getppid() != parent_pid:
+    if is_orphan(parent_pid):
         os._exit(GANG_LOST)
 
 
 def _watch_parent(parent_pid: int) -> None:
-    """End when rank 0 has closed the pipe, or this process has another parent."""
-    while os.getppid() == parent_pid:
-        readable, _, _ = select.select([sys.stdin.fileno()], [], [], PARENT_CHECK_S)
-        if readable and not os.read(sys.stdin.fileno(), 4096):
-            break
+    """End when rank 0 has ended, or has closed the pipe."""
+    wait_for_parents_end(parent_pid)
     os._exit(GANG_LOST)

@@ -1,11 +1,10 @@
 """The main function of the child process that ``EngineProcess`` starts.
 
-arguments:         the file descriptor of the child's lines, the folder that the parent made for it, and the modules
-                   that the child imports before it reads its order
-parent -> stdin:   one line of JSON, an ``Order``, then kept open; its end is the parent's death, and then this process
-                   ends too
-child -> parent:   lines of JSON on that file descriptor: ``Loading`` while that takes long, and at
-                   the end one ``Ready``; nothing after
+arguments:         the folder that the parent made for it, and the modules that the child imports before it reads its
+                   order
+parent -> stdin:   one line of JSON, an ``Order``, then kept open; ``STOP`` once the engine is to end. The pipe's end is
+                   the parent's death, and then this process ends too
+child -> stdout:   lines of JSON: ``Loading`` while that takes long, and at the end one ``Ready``; nothing after
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import gc
 import importlib
 import logging
 import os
-import select
 import shutil
 import signal
 import sys
@@ -27,10 +25,11 @@ import msgspec
 from ...protocol.address import ServerKeys
 from ...protocol.errors import EngineLost, ErrorInfo, InternalError, PhloemError
 from ..config import EngineConfig
+from ..parallel.child import wait_for_parents_end
 from ..parallel.lost import GANG_LOST, GangLost
 from .loop import run_engine
 
-PARENT_CHECK_S = 1.0
+STOP = b"stop\n"
 LAST_STEP_S = 2.0
 
 
@@ -38,6 +37,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     """``factory`` ("module:callable") makes another engine than the real one: a ``MakeEngine``.
 
     ``folder`` is the parent's, for the time of this process; the child removes it when the parent no longer can.
+    ``has_private_events``: subscribers to the cache events need ``keys``.
     """
 
     config: EngineConfig
@@ -46,6 +46,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     folder: str
     factory: str = ""
     keys: ServerKeys | None = None
+    has_private_events: bool = False
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -64,16 +65,16 @@ class Ready(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 Told = Loading | Ready
 
 
-def run() -> None:
+def run(ready_fd: int) -> None:
     gc.disable()  # until the engine is ready: all that loading makes stays
-    ready_fd, folder, *modules = sys.argv[1:]
+    folder, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)
     line = sys.stdin.buffer.readline()
     if not line:  # the parent needs no engine, or has died
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
-    code = main(int(ready_fd), line)
+    code = main(ready_fd, line)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -83,7 +84,6 @@ def run() -> None:
 def main(ready_fd: int, line: bytes) -> int:
     order = msgspec.json.decode(line, type=Order)
     answer = os.fdopen(ready_fd, "wb", buffering=0)
-    os.set_inheritable(answer.fileno(), False)
     faulthandler.enable()
     threading.Thread(target=_end_with_parent, args=(order,), daemon=True).start()
 
@@ -105,6 +105,7 @@ def main(ready_fd: int, line: bytes) -> int:
             order.config,
             order.url,
             keys=order.keys,
+            has_private_events=order.has_private_events,
             on_ready=lambda url: say(Ready(url)),
             make_engine=make,
             progress=tell,
@@ -128,12 +129,14 @@ def main(ready_fd: int, line: bytes) -> int:
 
 
 def _end_with_parent(order: Order) -> None:
-    """Wait for the parent's end of the pipe to close, or for another parent: its forks may hold the pipe open."""
-    while os.getppid() == order.parent_pid:
-        readable, _, _ = select.select([sys.stdin.fileno()], [], [], PARENT_CHECK_S)
-        if readable and not os.read(sys.stdin.fileno(), 4096):
-            break
+    """The engine ends after its step where the parent asks for it, and where the parent has ended."""
+    wait_for_parents_end(order.parent_pid, said=_end)
     shutil.rmtree(order.folder, ignore_errors=True)
-    os.kill(os.getpid(), signal.SIGTERM)  # the loop ends after its step
+    _end()
     time.sleep(LAST_STEP_S)
     os._exit(3)
+
+
+def _end() -> None:
+    """The signal is raised, not sent: a signal that is sent ends a process of Windows at once."""
+    signal.raise_signal(signal.SIGTERM)

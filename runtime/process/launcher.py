@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from queue import Empty
 from typing import Self
 
 import msgspec
 
-from ...protocol.address import ClientKeys, ServerKeys
+from ...protocol.address import ClientKeys, ServerKeys, has_ipc, new_keys
 from ...protocol.client import Client
 from ...protocol.errors import Cancelled, EngineLost, ErrorInfo, from_info
 from ..config import EngineConfig, Progress
-from .engine_main import Loading, Order, Ready, Told
+from ..parallel.child import ChildLines
+from .engine_main import STOP, Loading, Order, Ready, Told
 from .python_process import EVENTS_NAME, SOCKET_NAME, PythonProcess
 
 logger = logging.getLogger(__name__)
@@ -28,8 +29,9 @@ LOG_TAIL_CHARS = 2000
 ENGINE_TIMEOUT_S = (
     120.0  # of silence before an engine that still runs counts as lost; a process that ends is noticed at once
 )
-PRIVATE_URL = "ipc://*"  # of cache events: a socket in the process's folder
-CANCEL_CHECK_S = 0.1
+PRIVATE_URL = "ipc://*"  # of cache events: a socket in the process's folder, or a port where the engine's keys admit
+ANY_PORT = "tcp://127.0.0.1:*"
+LOOK_S = 0.1  # for a cancelled start; on Windows Ctrl-C waits for it, too
 KILL_WAIT_S = 30.0  # for the kernel to end a killed process: freeing a GPU takes seconds
 
 
@@ -38,9 +40,10 @@ class EngineProcess:
 
     Raises the child's own error when it cannot start (UnknownModel, ...), EngineLost when it dies or takes longer than
     ``start_timeout_s``, Cancelled soon after ``is_cancelled()`` is true. Without ``url`` it listens on a socket in a
-    temporary folder of mode 0700. With ``interpreter`` that process becomes the engine, unless ``config`` restricts
-    the instruction set, which must be done before libraries are loaded. The process ends with its parent, however that
-    ends. As a context manager it stops at the block's end.
+    temporary folder of mode 0700; on a system without Unix sockets, on a port of loopback with keys of its own. With
+    ``interpreter`` that process becomes the engine, unless ``config`` restricts the instruction set, which must be done
+    before libraries are loaded. The process ends with its parent, however that ends. As a context manager it stops at
+    the block's end.
     """
 
     def __init__(
@@ -62,21 +65,25 @@ class EngineProcess:
         interpreter.take()
         self._exit_reason: str | None = None
         self._process, self._folder, self._log_path = interpreter.process, interpreter.folder, interpreter.log_path
+        self._own_keys: ClientKeys | None = None  # of ``connect``, where the address is private and has keys
+        if not url and not has_ipc():
+            url = ANY_PORT
+            keys, self._own_keys = new_keys()
         url = url or f"ipc://{self._folder}/{SOCKET_NAME}"
+        has_private_events = config.cache_events_url == PRIVATE_URL and not has_ipc()
         if config.cache_events_url == PRIVATE_URL:
-            config = msgspec.structs.replace(config, cache_events_url=f"ipc://{self._folder}/{EVENTS_NAME}")
-        order = Order(config, url, os.getpid(), str(self._folder), factory, keys)
+            events_url = ANY_PORT if has_private_events else f"ipc://{self._folder}/{EVENTS_NAME}"
+            config = msgspec.structs.replace(config, cache_events_url=events_url)
+        order = Order(config, url, os.getpid(), str(self._folder), factory, keys, has_private_events)
         try:
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # the child has died; _wait_ready reports it
                 self._process.stdin.write(msgspec.json.encode(order) + b"\n")
                 self._process.stdin.flush()
-            self.url = self._wait_ready(interpreter.ready, start_timeout_s, progress, is_cancelled)
+            self.url = self._wait_ready(interpreter.lines, start_timeout_s, progress, is_cancelled)
         except BaseException:
-            self.stop(timeout_s=1.0)
+            self.kill()
             raise
-        finally:
-            os.close(interpreter.ready)
 
     def __enter__(self) -> Self:
         return self
@@ -100,6 +107,7 @@ class EngineProcess:
         """A client of this engine, which learns at once when the process ends. The caller closes it."""
         # an address to connect to, made from one to listen at
         url = self.url.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
+        keys = keys or self._own_keys
         return Client(url, keys=keys, engine_timeout_s=engine_timeout_s, engine_alive=self.death)
 
     def log_tail(self) -> str:
@@ -113,8 +121,10 @@ class EngineProcess:
     def stop(self, *, timeout_s: float = 5.0) -> None:
         """End the process: asked first, killed after ``timeout_s``; leaves no file and no zombie."""
         if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # it has died, or does not hear
+                self._process.stdin.write(STOP)
+                self._process.stdin.flush()
                 self._process.wait(timeout_s)
         self.kill()
 
@@ -133,9 +143,9 @@ class EngineProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait_ready(
-        self, ready: int, timeout_s: float, progress: Progress | None, is_cancelled: Callable[[], bool] | None
+        self, lines: ChildLines, timeout_s: float, progress: Progress | None, is_cancelled: Callable[[], bool] | None
     ) -> str:
-        for line in self._lines(ready, timeout_s, is_cancelled):
+        for line in self._said(lines, timeout_s, is_cancelled):
             match msgspec.json.decode(line, type=Told):
                 case Loading(what, done, total):
                     if progress is not None:
@@ -146,28 +156,25 @@ class EngineProcess:
                     raise from_info(error)
         raise AssertionError("lines end with an exception")
 
-    def _lines(self, pipe: int, timeout_s: float, is_cancelled: Callable[[], bool] | None) -> Iterator[bytes]:
+    def _said(self, lines: ChildLines, timeout_s: float, is_cancelled: Callable[[], bool] | None) -> Iterator[bytes]:
         """The child's lines, without end. Raises EngineLost when it dies or takes longer than ``timeout_s``."""
         end_s = time.monotonic() + timeout_s
-        poller = select.poll()
-        poller.register(pipe, select.POLLIN)
-        rest = b""
         while True:
             left_s = max(0.0, end_s - time.monotonic())
-            if not poller.poll(1000 * (left_s if is_cancelled is None else min(left_s, CANCEL_CHECK_S))):
+            try:
+                line = lines.next(min(left_s, LOOK_S))
+            except Empty:
                 if is_cancelled is not None and is_cancelled():
-                    raise Cancelled("the engine was stopped while it was starting")
+                    raise Cancelled("the engine was stopped while it was starting") from None
                 if time.monotonic() < end_s:
                     continue
                 text = f"the engine was not ready within {timeout_s:g} s; its log ends:\n{self.log_tail()}"
-                raise EngineLost(text)
-            piece = os.read(pipe, 65536)
-            if not piece:
+                raise EngineLost(text) from None
+            if line is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(5.0)
                 raise EngineLost(self.death() or "the engine went silent while it was starting")
-            *lines, rest = (rest + piece).split(b"\n")
-            yield from lines
+            yield line
 
 
 def _signal_name(number: int) -> str:

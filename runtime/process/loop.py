@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+import msgspec
 import zmq
 
 from ...protocol.address import ServerKeys
@@ -63,11 +64,13 @@ class EngineBroken(InternalError):
     """Several steps failed in a row."""
 
 
-def publisher_of(engine: Any, url: str, context: zmq.Context[Any]) -> CachePublisher | None:
+def publisher_of(
+    engine: Any, url: str, context: zmq.Context[Any], *, keys: ServerKeys | None = None
+) -> CachePublisher | None:
     """A publisher of ``engine``'s cache events; None without ``url``. Call it before the engine's welcome is made."""
     if not url:
         return None
-    publisher = CachePublisher(url, context=context)
+    publisher = CachePublisher(url, context=context, keys=keys)
     engine.cache_events_url = publisher.url
     return publisher
 
@@ -146,6 +149,7 @@ def run_engine(
     url: str,
     *,
     keys: ServerKeys | None = None,
+    has_private_events: bool = False,
     on_ready: Callable[[str], None] | None = None,
     make_engine: MakeEngine | None = None,
     progress: Progress | None = None,
@@ -153,7 +157,8 @@ def run_engine(
     """Load, listen at ``url``, and serve until SIGINT or SIGTERM; 0 after a clean end. For the main thread.
 
     Raises what loading or listening raises. ``progress`` is called while loading takes long, ``on_ready``
-    with the address and the port that was taken. A second signal ends the process at once.
+    with the address and the port that was taken. A second signal ends the process at once. ``has_private_events``:
+    subscribers to cache events need ``keys``, too.
     """
     engine = (make_engine or real_engine)(config, progress)
     garbage = Garbage()
@@ -169,10 +174,10 @@ def run_engine(
     publisher: CachePublisher | None = None
     sys.setswitchinterval(SWITCH_S)
     try:
-        publisher = publisher_of(engine, config.cache_events_url, context)
-        engine_socket = EngineSocket(
-            url, engine.welcome(), context=context, client_timeout_s=config.client_timeout_s, keys=keys
-        )
+        event_keys = keys if has_private_events else None
+        publisher = publisher_of(engine, config.cache_events_url, context, keys=event_keys)
+        welcome = msgspec.structs.replace(engine.welcome(), cache_events_keys=event_keys is not None)
+        engine_socket = EngineSocket(url, welcome, context=context, client_timeout_s=config.client_timeout_s, keys=keys)
         before.update({number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)})
         try:
             if on_ready is not None:

@@ -107,4 +107,4 @@ class Spans:
                     "args": {"step": span.root, "kind": kind, **about},
                 }
             )
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

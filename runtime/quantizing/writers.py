@@ -118,7 +118,7 @@ class FolderWriter:
             index = {"metadata": {"total_size": size}, "weight_map": homes}
             (self._folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
         for file, name in zip(self._files, names, strict=True):
-            file.rename(self._folder / name)
+            file.replace(self._folder / name)
         if self._source.config.tied_embeddings:
             self._left.append("lm_head")
         for old in ("quantization", "quantization_config", "compression_config", "dtype"):
@@ -218,7 +218,7 @@ class GGUFFileWriter:
         self._writer.write_kv_data_to_file()
         self._writer.write_tensors_to_file()
         self._writer.close()
-        self._partial.rename(self._path)
+        self._partial.replace(self._path)
 
     def _add(self, name: str, blocks: torch.Tensor, kind: str) -> None:
         self._writer.add_tensor(name, np.ascontiguousarray(blocks.numpy()), raw_dtype=gguf.GGMLQuantizationType[kind])

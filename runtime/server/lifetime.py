@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+KEY_FILE_LOOK_S = 1.0
+
 
 def serve(
     config: EngineConfig,
@@ -77,7 +79,8 @@ def serve(
     ``supervise`` makes what keeps the engines alive, with the arguments of ``Supervisor``.
     Raises a PhloemError when the address, the model or the configuration cannot be used, and EngineLost when every
     replica of a model has failed.
-    ``key_file``: instead of ``api_key``, keys and limits of several tenants; SIGHUP lets the server read it again.
+    ``key_file``: instead of ``api_key``, keys and limits of several tenants; SIGHUP lets the server read it again, and
+    on a system without SIGHUP the server sees that the file has changed.
     ``others``: more models to serve, by name, after the one of ``config``; each has its own engines, and the engines of
     one model start after those of another. ``rules``: between the models; they may name adapters.
     ``max_concurrent``: requests that are answered at once, 0: any number. ``tls``: answers HTTPS alone. ``has_page``:
@@ -236,7 +239,9 @@ def _make_app(
 
 @contextlib.contextmanager
 def _stop_by_signal() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, also while a model loads, so that the engine is always shut down."""
+    """SIGTERM ends the block as Ctrl-C does, also while a model loads, so that the engine is always shut down. SIGBREAK
+    is Ctrl-Break or a closed console, on Windows.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -244,24 +249,55 @@ def _stop_by_signal() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGBREAK") if hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def _reload_by_signal(keys: Keys) -> Iterator[None]:
-    """SIGHUP reads the key file again. Without a key file SIGHUP ends the process, as it does by default."""
+    """SIGHUP reads the key file again. Without a key file SIGHUP ends the process, as it does by default. On a system
+    without SIGHUP a thread looks whether the file has changed.
+    """
     if keys.path is None or threading.current_thread() is not threading.main_thread():
         yield
+        return
+    if not hasattr(signal, "SIGHUP"):
+        is_over = threading.Event()
+        watch = threading.Thread(target=_reload_by_time, args=(keys, keys.path, is_over), name="key-file", daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            watch.join()
         return
     before = signal.signal(signal.SIGHUP, lambda number, frame: keys.reload())
     try:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def _reload_by_time(keys: Keys, path: Path, is_over: threading.Event) -> None:
+    seen = _changed_at(path)
+    while not is_over.wait(KEY_FILE_LOOK_S):
+        if (now := _changed_at(path)) != seen:
+            seen = now
+            keys.reload()
+
+
+def _changed_at(path: Path) -> tuple[int, int] | None:
+    """Differs once the file has been written again; None while it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def name_of(model: str) -> str:

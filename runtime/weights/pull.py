@@ -14,7 +14,6 @@ import hashlib
 import importlib.util
 import logging
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...protocol.errors import UnknownModel, Unsupported
+from ...protocol.errors import UnknownModel
 from .aliases import ALIASES, Alias, Wheel
 from .home import default_home
 
@@ -223,25 +222,20 @@ def _check_sum(what: str, found: str, wanted: str) -> None:
 
 @contextmanager
 def _locked(path: Path, alias: Alias, progress: Progress) -> Iterator[None]:
-    """Holds a lock file; the system releases it when the process ends, however it ends. Raises Unsupported where Python
-    has no such locks.
-    """
-    try:
-        import fcntl
-    except ImportError as error:
-        raise Unsupported(
-            f"{alias.name} cannot be pulled on {platform.system()}: a pull holds a lock with Python's fcntl, which is "
-            "missing there; use Linux, macOS or the Windows Subsystem for Linux, or give the path of a model file"
-        ) from error
+    """Holds a lock file; the system releases it when the process ends, however it ends."""
+    from filelock import FileLock, Timeout
 
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress(f"waiting for another pull of {alias.name}", 0, 0)
-            log.info("another process pulls %s; waiting for it", alias.name)
-            fcntl.flock(file, fcntl.LOCK_EX)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress(f"waiting for another pull of {alias.name}", 0, 0)
+        log.info("another process pulls %s; waiting for it", alias.name)
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _pip_tells_progress() -> bool:

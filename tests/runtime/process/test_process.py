@@ -101,6 +101,7 @@ def test_stop_leaves_no_process_and_no_file(start):
     client.close()
     process.stop()
     assert not folder.exists() and not Path(f"/proc/{process.pid}").exists()
+    assert "exited with code 0" in process.death(), "it was asked, not killed"
 
 
 def test_a_child_told_to_end_tells_its_clients_and_removes_its_socket(start):
@@ -136,6 +137,13 @@ def test_a_child_finds_modules_where_its_parent_does(tmp_path, monkeypatch):
     with Client(process.url) as client:
         assert client.welcome.model == "mine"
     process.stop()
+
+
+def test_what_python_s_start_prints_is_no_message_of_the_engine(start, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("print('hello')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    _, client = start("plain")
+    assert client.welcome.model == "string"
 
 
 def test_a_child_ends_with_its_parent(tmp_path):
@@ -209,4 +217,4 @@ def test_an_interpreter_without_an_order_leaves_nothing():
     orphan.take()
     orphan.process.stdin.close()  # as the parent's death does
     assert orphan.process.wait(60) == 0 and not orphan.folder.exists()
-    os.close(orphan.ready)
+    assert orphan.lines.next(60) is None
