@@ -473,6 +473,14 @@ class Machine:
             walk.set_after(self.control, key, found)
         return found
 
+    def make_row_after(self, frame: int, result: int) -> None:
+        """Make ``after(frame, result)`` and the row of the state that it leads to, at which a walk looks next."""
+        code = self.after(frame, result)
+        if 0 < code < walk.EXITED:
+            state = code if code < PUSH else self.action(code)[1]
+            if state not in self.lazy:
+                self.row(state)
+
     def _resize_hash(self, size: int) -> None:
         keys, values = np.full(size, -1, np.int64), np.zeros(size, np.int32)
         if walk.HASH_KEYS in self.arrays:

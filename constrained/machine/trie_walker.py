@@ -239,7 +239,7 @@ class TrieWalker:
                 if kind == walk.MISS_ROW:
                     machine.entry(a, b)
                 elif kind == walk.MISS_AFTER:
-                    machine.after(a, b)
+                    machine.make_row_after(a, b)
                 else:
                     raise GrammarTooComplex("one token opens too many nested values")
         except BaseException:

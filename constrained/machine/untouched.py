@@ -25,8 +25,8 @@ def untouched(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def touch(array: np.ndarray, begin: int, end: int) -> None:
-    """Have the kernel make the pages of ``array[begin:end]``, from ``untouched``, at once: a page that is first read and
-    then written to costs two faults. What the array holds stays. Where the kernel cannot, pages are made one by one."""
+    """Have the kernel make the pages of ``array[begin:end]`` at once; ``array`` is from ``untouched``. A page that is
+    read before it is written to would cost two faults. Where the kernel cannot, nothing happens."""
     area: Any = array
     while isinstance(area, np.ndarray):
         area = area.base
