@@ -61,6 +61,7 @@ class Arrays:
     def __init__(self, values: InnerValues) -> None:
         self.values = values
         self.formulas = values.formulas
+        self._ends: dict[int, bool] = {}
         self._plans: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
         self._places: dict[int, tuple[tuple[int, ...], Layout]] = {}  # by the state after an item
         self._num_others: dict[tuple[int, ...], tuple[int, int]] = {}  # counted values, and up to how many
@@ -148,7 +149,12 @@ class Arrays:
 
     def ends(self, formula: int) -> bool:
         """Whether an array that ends here satisfies the formula."""
-        return self.formulas.holds(formula, lambda leaf: leaf[0] != "min" and (leaf[0] != "contains" or leaf[2] == 0))
+        found = self._ends.get(formula)
+        if found is None:
+            found = self._ends[formula] = self.formulas.holds(
+                formula, lambda leaf: leaf[0] != "min" and (leaf[0] != "contains" or leaf[2] == 0)
+            )
+        return found
 
     def alive(self, formula: int) -> bool:
         """Whether the array can be completed from here."""

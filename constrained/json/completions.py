@@ -545,7 +545,9 @@ class Completions:
         key = (partition, rules)
         found = self._possible.get(key)
         if found is None:
-            names = sum(1 << (c - 1) for c in range(1, len(partition.names) + 1) if self._fits(partition, rules, c))
+            demands = [self._demanded(partition, rules, cls) for cls in range(1, len(partition.names) + 1)]
+            fitting = {demand for demand in dict.fromkeys(demands) if self.values.satisfiable(demand)}
+            names = sum([1 << i for i, demand in enumerate(demands) if demand in fitting])
             others = tuple(c for c in self.properties.other_classes(partition) if self._fits(partition, rules, c))
             found = self._possible[key] = names, others
         return found

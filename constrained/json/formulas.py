@@ -40,6 +40,7 @@ class Formulas:
         self._ids: dict[tuple, int] = {("or",): FALSE, ("and",): TRUE}
         self._negations: dict[int, int] = {FALSE: TRUE, TRUE: FALSE}
         self._clauses: dict[int, list[tuple[SignedLeaf, ...]]] = {}
+        self._leaves: dict[tuple[int, ...], list[tuple[int, Leaf]]] = {}
 
     def _make(self, node: tuple) -> int:
         found = self._ids.get(node)
@@ -182,8 +183,12 @@ class Formulas:
         return visit(formula)
 
     def leaves(self, *formulas: int) -> list[tuple[int, Leaf]]:
-        """Every leaf of the formulas, once, with its formula."""
-        return [(leaf, self.nodes[leaf][1]) for leaf in dict.fromkeys(leaf for leaf, _ in self.polarities(*formulas))]
+        """Every leaf of the formulas, once, with its formula. The list is kept; callers leave it as it is."""
+        found = self._leaves.get(formulas)
+        if found is None:
+            numbers = dict.fromkeys([leaf for leaf, _ in self.polarities(*formulas)])
+            found = self._leaves[formulas] = [(leaf, self.nodes[leaf][1]) for leaf in numbers]
+        return found
 
     def clauses(self, formula: int) -> list[tuple[SignedLeaf, ...]]:
         """The disjunctive normal form: the formula holds where all leaves of some clause do.

@@ -65,6 +65,7 @@ class Properties:
         self._asks: dict[tuple[Leaf, NamePartition, int], int] = {}
         self._classes: dict[NamePartition, tuple[int, ...]] = {}
         self._asking: dict[tuple[int, NamePartition], int] = {}
+        self._ends: dict[int, bool] = {}
         self._unchanged: dict[tuple[NamePartition, int], dict[int, bool]] = {}  # see ``is_unchanged``; by formula
 
     # -- leaves ---------------------------------------------------------------------------------------------------
@@ -303,4 +304,7 @@ class Properties:
 
     def ends(self, formula: int) -> bool:
         """Whether an object that ends here satisfies the formula."""
-        return self.formulas.holds(formula, lambda leaf: leaf[0] not in ("has", "minp"))
+        found = self._ends.get(formula)
+        if found is None:
+            found = self._ends[formula] = self.formulas.holds(formula, lambda leaf: leaf[0] not in ("has", "minp"))
+        return found

@@ -31,7 +31,7 @@ from ..vocabulary import Vocabulary
 from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
 from .parser_sets import LazyState
-from .untouched import untouched
+from .untouched import touch, untouched
 from .walk import DEAD_STATE, PUSH
 from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
 
@@ -44,6 +44,7 @@ MAX_CONFIGS = 1 << 20
 STACK_ROOM = 1 << 16  # for stacks that a compiled walk pushes
 MAX_EDGES = 16_384  # that are remembered of each ``1 << SHARD_BITS`` configurations
 SHARD_BITS = 12
+ROWS_TOUCHED = 16  # whose pages are made at once
 PLACE = struct.Struct("4q")
 
 
@@ -72,7 +73,7 @@ class Machine:
         self.reach = TokenReach(self.expressions, vocabulary)
         self.max_states = max_states
         self.hard_limit = 4 * max_states
-        self.num_states = self.num_sparse_states = 0
+        self.num_states = self.num_sparse_states = self._num_rows_touched = 0
         self._fills: list[Fill | _NumberedFill | None] = []
         self.lazy: dict[int, LazyState] = {}
         self._states: dict[Hashable, int] = {}
@@ -107,7 +108,10 @@ class Machine:
             (walk.SPARSE_OF, np.int32),
         ):
             self.set_array(slot, np.zeros(self.hard_limit, dtype))
-        self.set_array(walk.DELTA, untouched((self.hard_limit, 256), np.int32))
+        self._rows = untouched((self.hard_limit, 256), np.int32)
+        self._codes = self._rows.data  # Python reads single entries faster from it
+        self._fresh: list[np.ndarray] = []  # rows of zeros, for fills to write to
+        self.set_array(walk.DELTA, self._rows)
         self.set_array(walk.ACT_FRAME, np.zeros(256, np.int32))
         self.set_array(walk.ACT_STATE, np.zeros(256, np.int32))
         self.set_array(walk.FRAME_FILTER, np.full(256, -1, np.int64))
@@ -169,7 +173,7 @@ class Machine:
         )
         walk.step_token(self.control, 0, 0, DEAD_STATE, 0, 0)
         walk.advance(self.control, self.config(DEAD_STATE, 0, 0), 0)
-        walk.set_row(np.zeros(256, np.int32), np.zeros(256, np.int32), self.missing)
+        walk.set_row(self.control, DEAD_STATE, np.zeros(256, np.int32))
 
     def set_array(self, slot: int, array: np.ndarray) -> None:
         self.arrays[slot] = array
@@ -219,6 +223,9 @@ class Machine:
         if state >= self.hard_limit:
             raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
         self.num_states += 1
+        if state >= self._num_rows_touched:
+            self._num_rows_touched = min(state + ROWS_TOUCHED, self.hard_limit)
+            touch(self._rows, state, self._num_rows_touched)
         self._fills.append(fill)
         arrays = self.arrays
         if fill is None:
@@ -365,13 +372,16 @@ class Machine:
             self.closings[frame] = closing
         if decides:
             self.deciding.add(frame)
-        if frame >= len(self.arrays[walk.FRAME_FILTER]):
+        arrays = self.arrays
+        if frame >= len(arrays[walk.FRAME_FILTER]):
             self._grow(walk.FRAME_FILTER, frame + 1, -1)
             self._grow(walk.FRAME_LOW, frame + 1)
             self._grow(walk.FRAME_HIGH, frame + 1)
-        self.arrays[walk.FRAME_FILTER][frame] = filter_at
-        self.arrays[walk.FRAME_LOW][frame] = low
-        self.arrays[walk.FRAME_HIGH][frame] = high
+        if filter_at >= 0:
+            arrays[walk.FRAME_FILTER][frame] = filter_at
+        if low or high:
+            arrays[walk.FRAME_LOW][frame] = low
+            arrays[walk.FRAME_HIGH][frame] = high
         return frame
 
     def frame(self, key: Hashable, make: Callable[[], int]) -> int:
@@ -387,10 +397,12 @@ class Machine:
         action = self._actions.get((frame, state))
         if action is None:
             action = self._actions[(frame, state)] = len(self._actions)
-            self._grow(walk.ACT_FRAME, action + 1)
-            self._grow(walk.ACT_STATE, action + 1)
-            self.arrays[walk.ACT_FRAME][action] = frame
-            self.arrays[walk.ACT_STATE][action] = state
+            arrays = self.arrays
+            if action >= len(arrays[walk.ACT_FRAME]):
+                self._grow(walk.ACT_FRAME, action + 1)
+                self._grow(walk.ACT_STATE, action + 1)
+            arrays[walk.ACT_FRAME][action] = frame
+            arrays[walk.ACT_STATE][action] = state
         return PUSH + action
 
     def action(self, code: int) -> tuple[int, int]:
@@ -410,18 +422,21 @@ class Machine:
 
     def row(self, state: int) -> np.ndarray:
         """The 256 codes of a state; made the first time."""
-        row = self.arrays[walk.DELTA][state]
-        if row[0] in (walk.UNKNOWN, walk.ASKED):
-            fill = self._fills[state]
-            if fill is None:
+        row: np.ndarray = self._rows[state]
+        fill = self._fills[state]
+        if fill is None:
+            if self.arrays[walk.SPARSE_OF][state] > 0:
                 walk.fill_sparse(self.control, state)
-                return row
-            fresh = np.zeros(256, np.int32)
+            return row
+        code = self._codes[state, 0]
+        if code == walk.UNKNOWN or code == walk.ASKED:
+            fresh = self._fresh.pop() if self._fresh else np.zeros(256, np.int32)
             if isinstance(fill, _NumberedFill):
                 fill.write(fresh, state)
             else:
                 fill(fresh)
-            walk.set_row(row, fresh, self.missing)
+            walk.set_row(self.control, state, fresh)
+            self._fresh.append(fresh)
         return row
 
     def entry(self, state: int, byte: int) -> None:
@@ -457,6 +472,14 @@ class Machine:
                 self._resize_hash(4 * self._hash_size)
             walk.set_after(self.control, key, found)
         return found
+
+    def make_row_after(self, frame: int, result: int) -> None:
+        """Make ``after(frame, result)`` and the row of the state that it leads to, at which a walk looks next."""
+        code = self.after(frame, result)
+        if 0 < code < walk.EXITED:
+            state = code if code < PUSH else self.action(code)[1]
+            if state not in self.lazy:
+                self.row(state)
 
     def _resize_hash(self, size: int) -> None:
         keys, values = np.full(size, -1, np.int64), np.zeros(size, np.int32)
@@ -585,6 +608,7 @@ class Machine:
             (walk.STACK_TABLE, walk.CONFIG_TABLE), (walk.STACK_SLOTS, walk.CONFIG_SLOTS), sizes, strict=True
         ):
             self.set_array(table, untouched((size,), np.int32))
+            touch(self.arrays[table], 0, size)
             control[slots] = size - 1
         control[walk.STACK_LIMIT] = len(self.arrays[walk.STACK_FRAME]) - 1
         control[walk.MAX_STACKS] = min(len(self.arrays[walk.STACK_FRAME]) - STACK_ROOM, sizes[0] // 2)

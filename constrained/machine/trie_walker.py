@@ -20,12 +20,14 @@ class TrieWalker:
 
     def __init__(self, machine: Machine, *, room: int | None = None, num_kept: int = 64) -> None:
         self.machine = machine
+        self._control = machine.control.data  # Python reads and writes single entries faster here
         vocabulary = self.vocabulary = machine.vocabulary
         # Each turn of a walk reads its regions from one of these and writes the regions of the next turn to the other.
         self._pending = np.zeros((0, 5), np.int64)
         self._out = np.zeros((0, 5), np.int64)
         self._room_for_regions(room or 1024)
         self._wanted = np.zeros((2048, 3), np.int64)
+        self._single_wanted = self._wanted.data
         machine.set_array(walk.WANTED, self._wanted)
         machine.control[walk.WANTED_SIZE] = len(self._wanted)
         self._exits = np.zeros((0, 5), np.int64)
@@ -210,7 +212,7 @@ class TrieWalker:
 
     def _supply_walk(self, num_pending: int, count: int, num_wanted: int) -> int:
         """Make what a walk of ``num_pending`` regions lacked: entries, or room. The number of regions to walk now."""
-        control = self.machine.control
+        control = self._control
         scratch = control[walk.SCRATCH]
         self._supply(num_wanted)
         control[walk.SCRATCH] = scratch
@@ -230,13 +232,14 @@ class TrieWalker:
     def _supply(self, num_wanted: int) -> None:
         """Make the rows and returns that a walk lacked."""
         machine = self.machine
-        wanted = self._wanted[:num_wanted].tolist()
+        single = self._single_wanted
+        wanted = self._wanted[:num_wanted].tolist() if num_wanted != 1 else [(single[0, 0], single[0, 1], single[0, 2])]
         try:
             for kind, a, b in wanted:
                 if kind == walk.MISS_ROW:
                     machine.entry(a, b)
                 elif kind == walk.MISS_AFTER:
-                    machine.after(a, b)
+                    machine.make_row_after(a, b)
                 else:
                     raise GrammarTooComplex("one token opens too many nested values")
         except BaseException:

@@ -128,10 +128,13 @@ def hash_insert(keys, values, mask, key, value):
 
 
 @nb.njit(cache=True)
-def set_row(row, codes, missing):
-    """Store a row's codes, 0 for a byte that is refused; ``missing`` bytes are refused too."""
+def set_row(control, s, codes):
+    """Move the codes [256] of a state to its row, 0 for a byte that is refused; missing bytes are refused too."""
+    delta = _i32(control[DELTA])
+    missing = _u8(control[MISSING])
     for byte in range(256):
-        row[byte] = REFUSED if missing[byte] or codes[byte] == 0 else codes[byte]
+        delta[s * 256 + byte] = REFUSED if missing[byte] != 0 or codes[byte] == 0 else codes[byte]
+        codes[byte] = 0
 
 
 @nb.njit(cache=True)
@@ -161,10 +164,14 @@ def _push(control, action, parent):
 
 @nb.njit(cache=True)
 def fill_sparse(control, s):
-    """Write the row of a state of ``SPARSE_OF``: that of the base state, but for the state's moves."""
+    """Write the row of a state whose number in ``SPARSE_OF`` is positive: that of the base state, but for the state's
+    moves. The number is negative from then on. It is looked at before the row is: to read a page that was not written
+    to would cost as much as to write to it."""
     delta = _i32(control[DELTA])
     missing = _u8(control[MISSING])
-    at = control[SPARSE] + 32 * (np.int64(_i32(control[SPARSE_OF])[s]) - 1)
+    sparse_of = _i32(control[SPARSE_OF])
+    at = control[SPARSE] + 32 * (np.int64(sparse_of[s]) - 1)
+    sparse_of[s] = -sparse_of[s]
     about = _i64(at)
     begins, moves = _i32(about[SP_BEGINS]), _i32(about[SP_MOVES])
     base = about[SP_BASE] * 256
@@ -199,10 +206,9 @@ def _transition(control, s, aux, k, byte):
                     return OK, s, aux2, k
                 if _u16(control[SPACE_DELTA])[at] == 0:
                     return DEAD, s, aux, k
-            code = delta[s * 256 + byte]
-            if code == UNKNOWN and sparse_of[s] != 0:
+            if sparse_of[s] > 0:
                 fill_sparse(control, s)
-                code = delta[s * 256 + byte]
+            code = delta[s * 256 + byte]
             if code > 0:
                 count = counted[s]
                 if count == 1 and byte == 34:
@@ -444,6 +450,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     boundaries = _i32(trie[T_BOUNDARIES])
     boundaries_before = _i32(trie[T_BOUNDARIES_BEFORE])
     delta = _i32(control[DELTA])
+    sparse_of = _i32(control[SPARSE_OF])
     state_ends = _i32(control[ENDS])
     final = _u8(control[FINAL])
     space = _u16(control[SPACE])
@@ -506,6 +513,8 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
             k = stack_at[d - 1]
             aux = np.int64(0)
             byte = np.int64(node_byte[at])
+            if sparse_of[s] > 0:
+                fill_sparse(control, s)
             code = np.int64(delta[s * 256 + byte])
             if k != known_stack:
                 known_stack = k
@@ -736,7 +745,7 @@ def mask_beside(control, trie, state, beside, stack):
         d = np.int64(depths[at])
         s, t = state_at[d - 1], beside_at[d - 1]
         for place in (s, t):
-            if delta[place * 256] == UNKNOWN and sparse_of[place] != 0:
+            if sparse_of[place] > 0:
                 fill_sparse(control, place)
         code, other = np.int64(delta[s * 256 + node_byte[at]]), np.int64(delta[t * 256 + node_byte[at]])
         if code == other and (code > 0 or (code == REFUSED and state_ends[s] == 0 and state_ends[t] == 0)):

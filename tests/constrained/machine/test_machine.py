@@ -131,3 +131,27 @@ def test_what_follows_a_frame_is_asked_once_and_kept_as_the_table_grows(vocabula
     for _ in range(2):
         assert [machine.after(frame, result) for result in range(40_000)] == [states[r % 3] for r in range(40_000)]
     assert asked == list(range(40_000))
+
+
+def test_the_row_after_a_value_is_made_with_what_the_frame_returns(vocabulary: Vocabulary) -> None:
+    machine = Machine(vocabulary)
+    made: list[str] = []
+
+    def adding(name: str, byte: str) -> int:
+        def fill(row: np.ndarray) -> None:
+            made.append(name)
+            row[ord(byte)] = machine.end_state(0)
+
+        return machine.add_state(fill)
+
+    plain, pushed = adding("plain", ","), adding("pushed", ":")
+    replacing = machine.add_frame(lambda result: plain)
+    returned = {0: DEAD_STATE, 1: plain, 2: machine.push(replacing, pushed), 3: walk.EXITED}
+    frame = machine.add_frame(returned.__getitem__)
+    for result in returned:
+        machine.make_row_after(frame, result)
+        assert machine.after(frame, result) == returned[result]
+    assert made == ["plain", "pushed"]
+    assert [machine.row(plain)[ord(c)] > 0 for c in ",:"] == [True, False]
+    assert [machine.row(pushed)[ord(c)] > 0 for c in ",:"] == [False, True]
+    assert made == ["plain", "pushed"]  # both rows were there
