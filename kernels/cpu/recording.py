@@ -51,6 +51,21 @@ class Call:
     host: HostCall | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TensorPlaces:
+    """Where the tensors of a recording lie, in order of addresses. None of them overlaps another."""
+
+    begins: np.ndarray  # int64 [n]
+    ends: np.ndarray  # int64 [n]
+
+    def around(self, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [m]: where the tensor begins in which each address (int64 [m]) lies, and its bytes; 0 where in none."""
+        at = np.searchsorted(self.begins, addresses, side="right") - 1
+        is_inside = (at >= 0) & (addresses < self.ends[at])
+        begins = np.where(is_inside, self.begins[at], 0)
+        return begins, np.where(is_inside, self.ends[at], 0) - begins
+
+
 class ArenaSpan(NamedTuple):
     """Bytes of one of an arena's chunks."""
 
@@ -72,19 +87,31 @@ class Arena:
         self._chunks: list[np.ndarray] = []
         self._used: list[int] = []  # bytes of each chunk that have been taken
         self._free: defaultdict[int, list[ArenaSpan]] = defaultdict(list)  # by length; finalizers add to it
+        self._taken: list[ArenaSpan] = []  # since the restart, each once
         self._turn = 0
+        self._spare = 0.0
+        self._words = np.empty(0, dtype=np.int64)
 
-    def restart(self) -> None:
+    def restart(self, *, spare: float = 0.0) -> None:
+        """``spare``: how much more memory each tensor gets, as a part of its own size."""
+        self._spare = spare
         self._turn += 1
+        self._taken.clear()
         self._used = [0] * len(self._chunks)
         self._free.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
-        span = self._take(max(1, -(-size // _ALIGNMENT)) * _ALIGNMENT)
+        span = self._take(max(1, -(-(size + int(self._spare * size)) // _ALIGNMENT)) * _ALIGNMENT)
         memory = self._chunks[span.chunk][span.start : span.start + size]
         weakref.finalize(memory, self._give_back, self._turn, span).atexit = False  # a view keeps ``memory`` alive too
         return torch.from_numpy(memory).view(dtype).view(shape)
+
+    def words(self, count: int) -> np.ndarray:
+        """int64 [count], shared by all tapes of this arena."""
+        if len(self._words) < count:
+            self._words = np.empty(count, dtype=np.int64)
+        return self._words[:count]
 
     def tensor(self, address: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor that lies there now; it keeps no memory from being reused."""
@@ -93,13 +120,13 @@ class Arena:
         start = address - chunk.ctypes.data
         return torch.from_numpy(chunk[start : start + size]).view(dtype).view(shape)
 
-    def covers(self, addresses: np.ndarray) -> np.ndarray:
-        """bool [n]: which of these (int64) lie in the arena."""
-        found = np.zeros(len(addresses), dtype=bool)
-        for chunk in self._chunks:
-            begin = chunk.ctypes.data
-            found |= (addresses >= begin) & (addresses < begin + len(chunk))
-        return found
+    @property
+    def places(self) -> TensorPlaces:
+        """All tensors since ``restart``. Tensors that had one place after another are one."""
+        chunks = [chunk.ctypes.data for chunk in self._chunks]
+        taken = sorted((chunks[span.chunk] + span.start, chunks[span.chunk] + span.end) for span in self._taken)
+        begins, ends = np.array(taken, dtype=np.int64).reshape(-1, 2).T
+        return TensorPlaces(np.ascontiguousarray(begins), np.ascontiguousarray(ends))
 
     @property
     def num_bytes(self) -> int:
@@ -116,7 +143,8 @@ class Arena:
             self._used.append(0)
         start = self._used[at]
         self._used[at] += size
-        return ArenaSpan(at, start, start + size)
+        self._taken.append(ArenaSpan(at, start, start + size))
+        return self._taken[-1]
 
     def _give_back(self, turn: int, span: ArenaSpan) -> None:
         if turn == self._turn:

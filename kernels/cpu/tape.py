@@ -34,20 +34,28 @@ class Stop:
 
 
 class Tape:
-    """Recorded calls, on the addresses that were recorded. The tape keeps the arena of these addresses alive."""
+    """Recorded calls, on addresses of the arena, which the tape keeps alive."""
 
-    def __init__(self, recorded: Sequence[Call], arena: Arena) -> None:
+    def __init__(self, recorded: Sequence[Call], arena: Arena, words: np.ndarray | None = None) -> None:
+        """``words`` (int64): the calls' records one after the other, where they are others than those recorded."""
+        if words is None:
+            words = np.frombuffer(b"".join(call.block for call in recorded), dtype=np.int64)
+        lengths = np.array([len(call.block) // 8 for call in recorded], dtype=np.int64)
+        assert lengths.sum() == len(words), (lengths.sum(), len(words))
         calls = [call for call in recorded if call.host is None]
-        self._stops = _stops(recorded, arena)
-        lengths = np.array([len(call.block) // 8 for call in calls], dtype=np.int64)
+        self._stops = []
+        if len(calls) < len(recorded):
+            is_host = np.array([call.host is not None for call in recorded])
+            self._stops = _stops(recorded, np.cumsum(lengths) - lengths, words, arena)
+            words, lengths = words[np.repeat(~is_host, lengths)], lengths[~is_host]
         self._calls = np.empty((len(calls), _WORDS), dtype=np.int64)
         self._calls[:, _FUNCTION] = [call.function for call in calls]
         self._calls[:, _BEGIN] = np.cumsum(lengths) - lengths
         self._calls[:, _NUM_WORDS] = lengths
         self._calls[:, _THREADS] = [call.threads for call in calls]
         self._num_outputs = [call.num_outputs for call in calls]
-        self._blocks = np.frombuffer(b"".join(call.block for call in calls), dtype=np.int64)
-        self._used = np.empty_like(self._blocks)
+        self._blocks = words
+        self._used = arena.words(len(words))
         self._arena = arena
         self._code = machine_code(_replay, *(types.int64,) * 6)
         self._call = c_call(self._code.address, 6)
@@ -89,11 +97,12 @@ class Tape:
         times.watching_ns += clock_ns() - first_ns - calls_ns
 
 
-def _stops(recorded: Sequence[Call], arena: Arena) -> list[Stop]:
+def _stops(recorded: Sequence[Call], begins: np.ndarray, words: np.ndarray, arena: Arena) -> list[Stop]:
+    """The hosts' calls, whose words begin at ``begins``."""
     found: list[Stop] = []
-    for i, call in enumerate(recorded):
+    for i, (call, begin) in enumerate(zip(recorded, begins.tolist(), strict=True)):
         if call.host is not None:
-            x, into = np.frombuffer(call.block, np.int64).tolist()
+            x, into = words[begin : begin + 2].tolist()
             like = call.host.shape, call.host.dtype
             found.append(Stop(i - len(found), call.host.run, arena.tensor(x, *like), arena.tensor(into, *like)))
     return found

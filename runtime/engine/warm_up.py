@@ -19,7 +19,7 @@ from ..scheduler import PlanRow, StepPlan
 from .engine import EngineCore
 
 PROMPT_LEN = 48
-ROWS = (1, 2, 4)  # of the decode steps; others are recorded at their first step or before, about 7 ms each
+ROWS = (1, 2, 4)  # of the decode steps; others are recorded at their first step or before, about 3 ms each
 
 
 def ready_engine(

@@ -1,109 +1,121 @@
-"""The kernel calls of all layers of a model, made from the calls of a few of them.
+"""The kernel calls of all layers of a model for one shape of step, made from the calls of a few layers.
 
-Most layers make the same calls as another one on the same memory for activations, with other weights and other keys and
-values. So once all layers have been recorded for one shape of step, other shapes need only some of them:
+Most layers make the same calls as another one, with other weights and other keys and values. Steps of another shape
+make the same calls too, with other sizes. So once all layers have been recorded for a large step, a smaller one needs
+only one layer of each kind:
 
-    first shape     0 | 1 | 2 | 3 | 4 | .. | 26 | 27 | 28 | last     all recorded; 1, 3, .. 27 repeat each other,
-                                                                     and so do 2, 4, .. 28
-    another shape   0 | 1 | 2 | 3 |                   | 28 | last    recorded, one after the other
-                                  | 4 | .. | 26 | 27 |               4: the calls of 2, with 4's weights and keys
+    large step      0 | 1 | 2 | 3 | .. | 28 | last     all recorded; 1, 2, .. 28 repeat each other
+    another step    0 | 1 |                 | last     recorded, one after the other
+                          | 2 | 3 | .. | 28 |          the sizes of 1, and each layer's own addresses in the large step
 
-Layers 3 and 28 are also made, from 1 and 2, and must be equal to what was recorded.
+Every tensor of a step lies where the large step has its own, which has room for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from ...kernels.cpu.recording import Arena, Call
+from ...kernels.cpu.recording import Call, TensorPlaces
 
 _LEAST_ADDRESS = 1 << 32  # smaller words of a call record are sizes and numbers
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCalls:
-    """The calls of one layer, and their records one after the other in ``words``.
+    """The calls of one layer. ``words`` are their records one after the other. A word that is an address in the arena
+    lies ``bases`` plus an offset, in a tensor of ``rooms`` bytes; of other words both are 0.
 
-    ``kind`` is equal for layers that call the same kernels with equal sizes on the same memory of the arena.
+    ``kind`` is equal for layers that call the same kernels with equal sizes.
     """
 
     calls: tuple[Call, ...]
-    words: np.ndarray  # int64
+    words: np.ndarray  # int64 [W], as the next two
+    bases: np.ndarray
+    rooms: np.ndarray
     kind: bytes
 
     @classmethod
-    def of(cls, calls: Sequence[Call], arena: Arena) -> LayerCalls:
+    def of(cls, calls: Sequence[Call], places: TensorPlaces) -> LayerCalls:
+        """``places``: the tensors of the recording that the calls are from."""
         words = np.frombuffer(b"".join(call.block for call in calls), dtype=np.int64)
-        kept = np.where((np.abs(words) < _LEAST_ADDRESS) | arena.covers(words), words, 0)
+        bases, rooms = places.around(words)
+        sizes = np.where(np.abs(words) < _LEAST_ADDRESS, words, 0)
         heads = [(call.function, len(call.block), call.threads) for call in calls]
-        return cls(tuple(calls), words, np.array(heads, dtype=np.int64).tobytes() + kept.tobytes())
+        kind = np.array(heads, dtype=np.int64).tobytes() + sizes.tobytes() + (bases != 0).tobytes()
+        return cls(tuple(calls), words, bases, rooms, kind)
 
     @property
     def kernels(self) -> list[tuple[int, int]]:
         """Which kernels are called, with the lengths of their records."""
         return [(call.function, len(call.block)) for call in self.calls]
 
-    def with_words(self, words: np.ndarray) -> LayerCalls:
-        """The same calls with other records."""
-        data, calls, begin = words.tobytes(), [], 0
-        for call in self.calls:
-            end = begin + len(call.block)
-            calls.append(replace(call, block=data[begin:end]))
-            begin = end
-        return LayerCalls(tuple(calls), words, self.kind)
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """The layers of one kind, of which the first one's calls are recorded for every shape."""
+
+    kernels: list[tuple[int, int]]
+    layers: tuple[int, ...]
+    words: np.ndarray  # int64 [layers, W]
+    bases: np.ndarray  # int64 [layers, W]
+    rooms: np.ndarray  # int64 [W]: the least of all layers
+    is_own: np.ndarray  # bool [W]: words other than addresses in the arena in which the layers differ
+
+    @classmethod
+    def of(cls, numbers: tuple[int, ...], layers: Sequence[LayerCalls]) -> _Kind:
+        words = np.stack([layer.words for layer in layers])
+        bases = np.stack([layer.bases for layer in layers])
+        rooms = np.min([layer.rooms for layer in layers], axis=0)
+        is_own = (words != words[0]).any(axis=0) & (bases[0] == 0)
+        return cls(layers[0].kernels, numbers, words, bases, rooms, is_own)
+
+    def with_sizes(self, first: LayerCalls) -> np.ndarray | None:
+        """The words [layers, W] of all layers for the shape in which the first one makes these calls."""
+        if first.kernels != self.kernels:
+            return None
+        is_placed, is_own = first.bases != 0, self.is_own
+        if (
+            not np.array_equal(is_placed, self.bases[0] != 0)
+            or (first.rooms > self.rooms).any()
+            or not np.array_equal(first.words[is_own], self.words[0, is_own])
+        ):
+            return None
+        return np.where(is_own, self.words, np.where(is_placed, self.bases + (first.words - first.bases), first.words))
 
 
 class LayerPattern:
-    """Which layers repeat which, learnt from the calls of all layers for one shape.
+    """Which layers repeat which, and where their tensors lie, learnt from the calls of all layers for one shape.
 
-    ``needed``: the layers that must be recorded for another shape, in order. They have every kind of layer, and each
-    pair of kinds that follow one another. So each layer that is made finds the activations where the one before it
-    leaves them.
+    ``needed``: the layers that must be recorded for another shape, in order: the first of each kind, and the last.
     """
 
     def __init__(self, layers: Sequence[LayerCalls]) -> None:
-        self._layers = tuple(layers)
         last = len(layers) - 1
-        needed, pairs, i = [0], set[tuple[bytes, bytes]](), 0
-        while i < last:
-            known = i
-            while known + 1 < last and (layers[known].kind, layers[known + 1].kind) in pairs:
-                known += 1
-            before = max(j for j in range(i, known + 1) if layers[j].kind == layers[i].kind)
-            i = before + 1
-            pairs.add((layers[before].kind, layers[i].kind))
-            needed.append(i)
-        self.needed = tuple(needed)
-        first_of: dict[bytes, int] = {}
-        self._model_of = {i: first_of.setdefault(layers[i].kind, i) for i in range(last)}
+        of_kind: dict[bytes, list[int]] = {}
+        for i, layer in enumerate(layers[:last]):
+            of_kind.setdefault(layer.kind, []).append(i)
+        numbers = (*of_kind.values(), [last])  # what follows the last layer belongs to it
+        self._kinds = [_Kind.of(tuple(each), [layers[i] for i in each]) for each in numbers]
+        self.needed = tuple(sorted(each[0] for each in numbers))
 
-    def complete(self, found: Mapping[int, LayerCalls]) -> list[LayerCalls] | None:
-        """The calls of all layers, from those of the layers ``needed``.
+    def complete(self, found: Mapping[int, LayerCalls]) -> tuple[list[Call], np.ndarray] | None:
+        """All layers' calls, of which the records are the words int64 [N] beside them, one after the other. ``found``:
+        the layers ``needed``, recorded for another shape.
 
-        None where they do not follow: the layers differ in something that also depends on the shape, or other kernels
-        are called for this shape.
+        None where they do not follow: other kernels are called for this shape, a tensor has no room, or layers differ
+        in something that also depends on the shape.
         """
-        every = []
-        for i in range(len(self._layers)):
-            calls, model = found.get(i), self._model_of.get(i, i)
-            if model != i:
-                repeated = self._repeated(i, model, found[model])
-                if repeated is None or (calls is not None and repeated.calls != calls.calls):
-                    return None
-                calls = repeated
-            assert calls is not None, i
-            every.append(calls)
-        return every
-
-    def _repeated(self, layer: int, model: int, calls: LayerCalls) -> LayerCalls | None:
-        """The calls of ``layer``, which repeats ``model``, for the shape in which ``model`` makes ``calls``."""
-        known, known_model = self._layers[layer].words, self._layers[model].words
-        if calls.kernels != self._layers[model].kernels:
-            return None
-        differs = known != known_model
-        if not np.array_equal(calls.words[differs], known_model[differs]):
-            return None
-        return calls.with_words(np.where(differs, known, calls.words))
+        calls: dict[int, tuple[Call, ...]] = {}
+        words: dict[int, np.ndarray] = {}
+        for kind in self._kinds:
+            first = found[kind.layers[0]]
+            made = kind.with_sizes(first)
+            if made is None:
+                return None
+            for i, line in zip(kind.layers, made, strict=True):
+                calls[i], words[i] = first.calls, line
+        order = range(len(calls))
+        return [call for i in order for call in calls[i]], np.concatenate([words[i] for i in order])

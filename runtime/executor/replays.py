@@ -7,22 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from ...kernels.cpu.recording import Arena, Recording
+from ...kernels.cpu.recording import Arena, Call, Recording
 from ...kernels.cpu.tape import Tape
 from ...kernels.threads import team
 from ..layers.adapters import AdapterRows
 from ..layers.batch import ForwardBatch
 from .layer_calls import LayerCalls, LayerPattern
-from .tape_shapes import MAX_ROWS, MAX_TOKENS, StepShape, num_copies, padded_rows
+from .tape_shapes import MAX_ROWS, MAX_TOKENS, StepShape, num_copies, padded_rows, usual_shapes
 
 if TYPE_CHECKING:
     from ..memory import KVPool
     from ..models import Model
 
-MAX_KEPT = 128  # tapes
-MAX_PATTERNS = 4  # of a model's layers; shapes that call other kernels have one each
+MAX_KEPT = 256  # tapes, of 0.1 MB each for 30 layers
+_SPARE = 0.5  # of a pattern's tensors: attention's plan is larger for some smaller shapes
+MAX_PATTERNS = 4  # shapes that call other kernels have one each
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,28 @@ class TapeTensors:
     residual: torch.Tensor  # float32 [T, C]
     batch: ForwardBatch
     features: torch.Tensor  # [T, C], the activations' type
+
+    def has_room(self, batch: ForwardBatch) -> bool:
+        kept = self.batch
+        return batch.num_tokens <= len(kept.positions) and len(batch.row_ids) <= len(kept.row_ids)
+
+    def of_shape(self, batch: ForwardBatch) -> TapeTensors:
+        """Those of a step of the shape of ``batch``, at the same places."""
+        kept, num_tokens, num_rows = self.batch, batch.num_tokens, len(batch.row_ids)
+        adapters = kept.adapters
+        if adapters is not None:
+            adapters = AdapterRows.of(adapters.ids[:num_tokens], adapters.groups.num_groups)
+        shaped = replace(
+            batch,
+            positions=kept.positions[:num_tokens],
+            out_slots=kept.out_slots[:num_tokens],
+            row_ids=kept.row_ids[:num_rows],
+            query_starts=kept.query_starts[: num_rows + 1],
+            kv_lens=kept.kv_lens[:num_rows],
+            adapters=adapters,
+            logits_adapters=adapters,
+        )
+        return TapeTensors(self.embedded[:num_tokens], self.residual[:num_tokens], shaped, self.features[:num_tokens])
 
     def fill(self, embedded: torch.Tensor, batch: ForwardBatch) -> None:
         """Set the inputs of the next replay."""
@@ -56,25 +80,39 @@ class Recorded:
     tensors: TapeTensors
 
 
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The layers' calls for one shape, from which those for smaller shapes follow, and that shape's tensors."""
+
+    layers: LayerPattern
+    tensors: TapeTensors
+    every: tuple[list[Call], np.ndarray]  # ``LayerPattern.complete`` for the shape itself
+
+
 class Replays:
     """Owns the tapes of one model, one pool and one slot table, either with adapters or without. All share one arena.
 
-    A shape is recorded at its first step: all layers of the first shapes, and a few layers of later ones, from which
-    the other layers' calls follow. ``is_cold``: the last step recorded its tape, so it took longer than later steps of
-    its shape.
+    A shape is recorded at its first step: a few layers, from which the other layers' calls follow, as all layers have
+    been recorded for the largest shape. ``is_cold``: the last step recorded its tape, so it took longer than later
+    steps of its shape.
     """
 
     def __init__(self, model: Model, kv: KVPool, arena: Arena | None = None) -> None:
         self._model, self._kv = model, kv
         self.arena = Arena() if arena is None else arena
         self.kept: OrderedDict[StepShape, Recorded | None] = OrderedDict()  # None: a kernel of it cannot be recorded
-        self._patterns: list[LayerPattern] = []  # the one that fitted last comes first
+        self._patterns: list[Pattern] = []  # the one that fitted last comes first
         self._all_can: bool | None = None  # None: not asked yet
         self.is_cold = False
 
     @property
     def num_tapes(self) -> int:
         return sum(recorded is not None for recorded in self.kept.values())
+
+    @property
+    def num_patterns(self) -> int:
+        """How often all layers were recorded."""
+        return len(self._patterns)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
         """The head's input [L, C], valid until the next step. None without a tape: for steps of more than MAX_TOKENS
@@ -103,18 +141,16 @@ class Replays:
         return whole if whole is None or (has_all and len(whole) == num_tokens) else whole[batch.logits_rows]
 
     def record_ahead(self, slot_table: torch.Tensor) -> bool:
-        """Record the tape of the fewest rows of one token each that have none yet. It takes as long as at a first step,
-        and computes nothing. False where every such tape of up to MAX_ROWS rows is kept, as many tapes as can be are
-        kept, or ranks would have to do the same. ``slot_table``: that of all steps.
+        """Record the first of the ``usual_shapes`` that has no tape yet. It takes as long as at a first step, and
+        computes nothing. False where all of them are kept, as many tapes as can be are kept, or ranks would have to do
+        the same. ``slot_table``: that of all steps.
         """
-        most = min(MAX_ROWS, len(slot_table))
-        count = next((n for n in range(1, most + 1) if (n, n) not in self.kept), 0)
-        if not count or len(self.kept) >= MAX_KEPT or self._model.agree is not None or not self._can_replay():
+        shapes = usual_shapes(len(slot_table))
+        shape = next((one for one in shapes if one not in self.kept), None)
+        if shape is None or len(self.kept) >= MAX_KEPT or self._model.agree is not None or not self._can_replay():
             return False
-        each = torch.arange(count)
-        rows = each.int()
-        batch = ForwardBatch(each, each, each, rows, torch.arange(count + 1).int(), rows + 1, slot_table, each)
-        self.kept[count, count] = self._record(batch, self._model.embed(torch.zeros_like(each), each))
+        batch = _blank(shape, slot_table)
+        self.kept[shape] = self._record(batch, self._model.embed(batch.token_ids, batch.positions))
         return True
 
     def _features(self, batch: ForwardBatch) -> torch.Tensor | None:
@@ -150,30 +186,42 @@ class Replays:
 
     def _record(self, batch: ForwardBatch, embedded: torch.Tensor) -> Recorded | None:
         """A tape for the batch's shape; None where a kernel of it cannot be recorded."""
+        if not self._patterns:
+            self._learn(*_largest(batch, embedded))
         for pattern in self._patterns:
-            layers, tensors = self._trace(batch, embedded, pattern.needed)
+            if not pattern.tensors.has_room(batch):
+                continue
+            layers, tensors = self._trace(batch, embedded, pattern.layers.needed)
             if tensors is None:
                 return None
-            every = pattern.complete(layers)
+            every = pattern.layers.complete(layers)
             if every is not None:
                 self._patterns.remove(pattern)
                 self._patterns.insert(0, pattern)
-                return self._recorded(every, tensors)
-        layers, tensors = self._trace(batch, embedded, range(len(self._model.layers)))
+                return self._recorded(pattern, every, batch)
+        own = self._learn(batch, embedded)
+        return None if own is None else self._recorded(own, own.every, batch)
+
+    def _learn(self, batch: ForwardBatch, embedded: torch.Tensor) -> Pattern | None:
+        """Record all layers, as the pattern of this shape and of smaller ones."""
+        found, tensors = self._trace(batch, embedded, range(len(self._model.layers)), spare=_SPARE)
         if tensors is None:
             return None
-        every = list(layers.values())
-        self._patterns.insert(0, LayerPattern(every))
+        layers = LayerPattern(list(found.values()))
+        every = layers.complete(found)
+        assert every is not None, "the layers follow from themselves"
+        pattern = Pattern(layers, tensors, every)
+        self._patterns.insert(0, pattern)
         del self._patterns[MAX_PATTERNS:]
-        return self._recorded(every, tensors)
+        return pattern
 
     def _trace(
-        self, batch: ForwardBatch, embedded: torch.Tensor, numbers: Sequence[int]
+        self, batch: ForwardBatch, embedded: torch.Tensor, numbers: Sequence[int], *, spare: float = 0.0
     ) -> tuple[dict[int, LayerCalls], TapeTensors | None]:
         """The calls of the layers ``numbers`` by number, and the step's tensors; none where a kernel cannot be
         recorded.
         """
-        self.arena.restart()
+        self.arena.restart(spare=spare)
         held = self._like(embedded), self._like(embedded, torch.float32)
         adapters = self._adapters_like(batch)
         kept = replace(
@@ -194,13 +242,14 @@ class Replays:
             features = model.run_body(*held, kept, self._kv, at_layer=lambda: begins.append(len(calls)))
         if recording.foreign is not None:
             return {}, None
-        ends = [*begins[1:], len(calls)]
+        ends, places = [*begins[1:], len(calls)], self.arena.places
         parts = zip(numbers, begins, ends, strict=True)
-        layers = {i: LayerCalls.of(calls[begin:end], self.arena) for i, begin, end in parts}
+        layers = {i: LayerCalls.of(calls[begin:end], places) for i, begin, end in parts}
         return layers, TapeTensors(*held, kept, features)
 
-    def _recorded(self, layers: Sequence[LayerCalls], tensors: TapeTensors) -> Recorded:
-        return Recorded(Tape([call for layer in layers for call in layer.calls], self.arena), tensors)
+    def _recorded(self, pattern: Pattern, every: tuple[list[Call], np.ndarray], batch: ForwardBatch) -> Recorded:
+        calls, words = every
+        return Recorded(Tape(calls, self.arena, words), pattern.tensors.of_shape(batch))
 
     def _adapters_like(self, batch: ForwardBatch) -> AdapterRows | None:
         rows = batch.adapters
@@ -208,6 +257,23 @@ class Replays:
 
     def _like(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self.arena.empty(tuple(x.shape), dtype or x.dtype)
+
+
+def _largest(batch: ForwardBatch, embedded: torch.Tensor) -> tuple[ForwardBatch, torch.Tensor]:
+    """A batch with as many tokens and rows as any tape has, to be recorded and not to be run; and its embedding."""
+    adapters = batch.adapters
+    if adapters is not None:
+        adapters = AdapterRows.of(adapters.ids.new_zeros(MAX_TOKENS), adapters.groups.num_groups)
+    large = replace(_blank((MAX_ROWS, MAX_TOKENS), batch.slot_table), adapters=adapters)
+    return large, embedded.new_empty((MAX_TOKENS, *embedded.shape[1:]))
+
+
+def _blank(shape: StepShape, slot_table: torch.Tensor) -> ForwardBatch:
+    """A batch of this shape whose contents mean nothing."""
+    num_rows, num_tokens = shape
+    tokens, rows = torch.zeros(num_tokens, dtype=torch.int64), torch.zeros(num_rows, dtype=torch.int32)
+    starts = torch.zeros(num_rows + 1, dtype=torch.int32)
+    return ForwardBatch(tokens, tokens, tokens, rows, starts, rows, slot_table, tokens)
 
 
 def _with_copies(batch: ForwardBatch, count: int) -> ForwardBatch:

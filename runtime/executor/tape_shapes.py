@@ -1,5 +1,7 @@
 """The shapes of steps that run from tapes on a CPU: counts alone, for the executor and for the fleet's simulator."""
 
+from collections.abc import Iterator
+
 MAX_TOKENS = 256  # of a step, and of its tape; in larger steps the products take long and Python's share is small
 MAX_ROWS = 32  # of a step with more tokens than that: attention's parts are laid out for rows as long as the table
 MULTIPLE = 8  # of tokens in steps of more than MAX_ROWS
@@ -22,6 +24,15 @@ def tape_shape(num_rows: int, num_tokens: int, *, longest: int, context: int) ->
         if num_rows > MAX_ROWS:
             return None
     return padded_rows(num_rows, num_tokens, longest=longest, context=context), num_tokens
+
+
+def usual_shapes(max_rows: int) -> Iterator[StepShape]:
+    """Shapes of steps of up to ``max_rows`` sequences, the usual ones first: rows of one token, then steps of more than
+    MAX_ROWS tokens with a prompt.
+    """
+    yield from ((n, n) for n in range(1, min(MAX_ROWS, max_rows) + 1))
+    for num_rows in (1, 2, 4, 8, 16):  # copies of a token are rows too
+        yield from ((num_rows, n) for n in range(MAX_ROWS + MULTIPLE, MAX_TOKENS + 1, MULTIPLE))
 
 
 def num_copies(num_tokens: int) -> int:

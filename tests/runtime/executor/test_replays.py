@@ -151,13 +151,22 @@ def test_tapes_can_be_recorded_before_their_first_step(model: Model, num_threads
     num_recorded = 0
     while both.replays.record_ahead(torch.from_numpy(both.table)):
         num_recorded += 1
-    assert num_recorded == 4 and set(both.replays.kept) == {(n, n) for n in range(1, 6)}
+    assert num_recorded == 4 + 5 * 28 and {shape for shape in both.replays.kept if shape[1] <= MAX_ROWS} == {
+        (n, n) for n in range(1, 6)
+    }
+    assert {shape for shape in both.replays.kept if shape[1] > MAX_ROWS} == {
+        (num_rows, n) for num_rows in (1, 2, 4, 8, 16) for n in range(40, MAX_TOKENS + 1, 8)
+    }
     assert (both.table == table).all() and all(torch.equal(a, b.k[0]) for a, b in zip(pools, both.pools, strict=True))
     for num_rows in (5, 3, 1, 4, 2):
         both.step(dict.fromkeys(range(num_rows), 1))
         assert not both.replays.is_cold
     both.step({4: 3, 0: 1})  # padded to as many rows as tokens
-    assert not both.replays.is_cold and both.num_replayed == 7
+    assert not both.replays.is_cold
+    for counts in ({2: 61}, {0: 1, 1: 1, 3: 90}, {4: MAX_TOKENS}):
+        both.step(counts)
+        assert not both.replays.is_cold
+    assert both.num_replayed == 10
 
 
 def test_no_tape_is_dropped_for_one_that_is_recorded_ahead(
@@ -225,6 +234,15 @@ def test_layers_that_repeat_are_not_recorded_again(
         assert min(recorded) < 14 and max(recorded) == 14  # the tape's layers, and those that it is compared with
         both.step(counts)
     assert both.num_replayed == 13
+
+
+def test_steps_of_any_shape_follow_from_the_largest(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=MAX_ROWS, num_slots=6000)
+    shapes = ((1, 1), (3, 3), (5, 21), (32, 32), (1, 40), (8, 72), (32, 136), (16, MAX_TOKENS), (2, 250), (31, 31))
+    for num_rows, num_tokens in shapes:
+        both.step(dict.fromkeys(range(1, num_rows), 1) | {0: num_tokens - num_rows + 1})
+    assert both.num_replayed == len(shapes) == both.replays.num_tapes
+    assert both.replays.num_patterns == 1
 
 
 def test_a_step_with_another_library_s_products_has_no_tape(tiny_model_path: Path, num_threads: int) -> None:

@@ -218,3 +218,4 @@ def test_decode_steps_give_the_same_logits_with_a_tape(
         else:
             assert got is None
     assert replays.num_tapes == (2 if FAMILIES[name].taped else 0)
+    assert replays.num_patterns == (1 if FAMILIES[name].taped else 0)
