@@ -1,6 +1,6 @@
 """Programs of random shape and length, cancelled at random points, in a cache of a tenth of the slots they need.
 
-``PHLOEM_SOAK_REQUESTS`` sets their number: 480 by default, 100,000 with ``make soak``, which prints each round.
+``PHLOEM_SOAK_REQUESTS`` sets their number: 320 by default, 100,000 with ``make soak``, which prints each round.
 """
 
 import gc
@@ -19,7 +19,7 @@ from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
-NUM_REQUESTS = int(os.environ.get("PHLOEM_SOAK_REQUESTS", "480"))
+NUM_REQUESTS = int(os.environ.get("PHLOEM_SOAK_REQUESTS", "320"))
 NUM_ROUNDS = max(8, NUM_REQUESTS // 1250)  # so that a round's records stay small
 NUM_SLOTS = 700
 AT_ONCE = 45  # of about 170 tokens each: ten times the slots

@@ -73,8 +73,14 @@ def values(
     return [outcome.value(op) for op in (2, 3, 5, 6)]
 
 
-def test_a_program_on_triton_kernels_gives_the_cpu_s_answers(tiny_model_path: Path) -> None:
-    expected = values(tiny_model_path)
+@pytest.fixture(scope="module")
+def small_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer with few heads, as the interpreter runs a kernel's programs one by one; the forks have two layers."""
+    return make_tiny_model(tmp_path_factory.mktemp("small"), seed=0, num_layers=1, num_heads=2, num_kv_heads=1)
+
+
+def test_a_program_on_triton_kernels_gives_the_cpu_s_answers(small_path: Path) -> None:
+    expected = values(small_path)
     backend = triton_backend()
     kernel = importlib.import_module("phloem.kernels.triton.norm").rms_norm_kernel
     assert type(kernel).__name__ == "InterpretedFunction"
@@ -87,16 +93,16 @@ def test_a_program_on_triton_kernels_gives_the_cpu_s_answers(tiny_model_path: Pa
         return inner(*args, **options)
 
     with using(replace(backend, paged_attention=counted)):
-        assert values(tiny_model_path) == expected
-    assert calls >= 10
+        assert values(small_path) == expected
+    assert calls >= 4
 
 
-def test_the_gpu_s_loop_with_graphs_and_triton_kernels_gives_the_cpu_s_answers(tiny_model_path: Path) -> None:
+def test_the_gpu_s_loop_with_graphs_and_triton_kernels_gives_the_cpu_s_answers(small_path: Path) -> None:
     """The whole CUDA path except CUDA: overlap, graphs and Triton kernels. No kernel's caller waits."""
-    expected = values(tiny_model_path)
+    expected = values(small_path)
     device = StandIn()
     with using(traced(triton_backend())), HostReads(device) as reads:
-        assert values(tiny_model_path, device) == expected
+        assert values(small_path, device) == expected
     assert reads.found == []
     assert device.graphs and all(graph.num_replays for graph in device.graphs)
 

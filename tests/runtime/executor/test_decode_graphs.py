@@ -17,6 +17,7 @@ from phloem.runtime.models.adapters import put_adapter
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
 from phloem.tests.runtime.executor.stand_in import StandIn, traced
 from phloem.tests.runtime.models.lora import make_adapter
+from phloem.tests.runtime.models.tiny import make_tiny_model
 
 os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
 MAX_ROWS, MAX_LEN, NUM_SLOTS = 12, 1400, 2000
@@ -160,16 +161,17 @@ def test_logits_of_draft_tokens_equal_those_of_the_cpu(model: Model) -> None:
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["cpu", "triton"])
-def test_rows_with_adapters_have_graphs_that_read_the_tables_where_they_lie(
-    backend: str, tiny_model_path: Path, tmp_path: Path
-) -> None:
+def test_rows_with_adapters_have_graphs_that_read_the_tables_where_they_lie(backend: str, tmp_path: Path) -> None:
+    """Triton's interpreter takes a second for each layer of a few steps, so it has one; the CPU has two."""
+    size = {"num_layers": 1, "num_heads": 2, "num_kv_heads": 1} if backend == "triton" else {}
+    base = make_tiny_model(tmp_path / "base", seed=0, **size)
     folders = {
-        name: make_adapter(tmp_path / name, tiny_model_path, seed=rank, rank=rank)
+        name: make_adapter(tmp_path / name, base, seed=rank, rank=rank)
         for name, rank in {"poet": 4, "judge": 2, "cook": 7}.items()
     }
     given = {name: str(folders[name]) for name in ("poet", "judge")}
     with using(traced(triton_backend() if backend == "triton" else CPU)):
-        model = load_model(tiny_model_path, EngineConfig(model="tiny", precision="float32", adapters=given))
+        model = load_model(base, EngineConfig(model="tiny", precision="float32", adapters=given))
         both = TwoWays(model)
         graphs = both.executors[1].graphs
         assert graphs is not None
