@@ -83,6 +83,7 @@ class Machine:
         self._num_filter_bytes = 0
         self.accepting: set[int] = set()
         self._end_states = np.zeros(0, np.int32)
+        self.texts: dict[int, int] = {}  # by state; see ``text``
 
         self.control = np.zeros(walk.CONTROL_SIZE, dtype=np.int64)
         self._control = self.control.data
@@ -481,7 +482,7 @@ class Machine:
         return result if result < 1 << 24 else self._result_bits[result - (1 << 24)]
 
     def text(self, expr: int) -> int:
-        """The state before a text of the language ``expr``, with which the whole text ends."""
+        """The state before a text of the language ``expr``, with which the whole text ends; ``texts[state]`` is it."""
         ex = self.expressions
 
         def fill(row: np.ndarray) -> None:
@@ -490,6 +491,7 @@ class Machine:
 
         def make() -> int:
             state = self.add_state(fill, accepting=ex.nullable[expr], recurs=True)
+            self.texts[state] = expr
             near = self.reach.without_far_bounds(expr)
             if near != expr:
                 self.set_twin(state, lambda: self.text(near))
