@@ -497,6 +497,14 @@ class Expressions:
             edges ^= low
         return list(zip(starts, [*starts[1:], 256], strict=True))
 
+    def class_of(self, byte: int, *exprs: int) -> tuple[int, int]:
+        """The range [lo, hi) of ``classes`` that holds the byte."""
+        edges = 1
+        for e in exprs:
+            edges |= self._edges[e]
+        above = edges >> byte + 1
+        return (edges & (2 << byte) - 1).bit_length() - 1, byte + (above & -above).bit_length() if above else 256
+
     def derive(self, expr: int, byte: int) -> int:
         """The language of what follows ``byte`` in the expression's texts."""
         if expr <= EMPTY:
