@@ -33,6 +33,13 @@ MAX_FREE_DIGITS = 400  # digits that ``_can_reach_multiple`` looks ahead
 UTF8_LEADS = ((0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12), (0x10000, 0x10FFFF, 0xF0, 18))
 
 
+# Bytes in the order in which a short text should have them: small letters, then other visible ones, then the rest.
+LIKED = bytes(
+    [*range(0x61, 0x7B), *range(0x30, 0x61), *range(0x7B, 0x7F), *range(0x20, 0x30), *range(0x20), *range(0x7F, 0x100)]
+)
+_RANKS = bytes(map(LIKED.index, range(256)))
+
+
 class LengthSpread(NamedTuple):
     """Bounds on the lengths of the texts of a language and of all that may follow their beginnings.
 
@@ -490,6 +497,14 @@ class Expressions:
             edges ^= low
         return list(zip(starts, [*starts[1:], 256], strict=True))
 
+    def class_of(self, byte: int, *exprs: int) -> tuple[int, int]:
+        """The range [lo, hi) of ``classes`` that holds the byte."""
+        edges = 1
+        for e in exprs:
+            edges |= self._edges[e]
+        above = edges >> byte + 1
+        return (edges & (2 << byte) - 1).bit_length() - 1, byte + (above & -above).bit_length() if above else 256
+
     def derive(self, expr: int, byte: int) -> int:
         """The language of what follows ``byte`` in the expression's texts."""
         if expr <= EMPTY:
@@ -807,6 +822,56 @@ class Expressions:
                 return self._shortest.get(expr)
             found = self._shortest[expr] = self._shortest_of_plain(expr)
         return found
+
+    def shortest_bytes(self, expr: int, most: int) -> bytes | None:
+        """The text of the fewest bytes, of several the first one in the order of ``LIKED``; None where it has more than
+        ``most`` bytes, or where only a search of derivatives tells."""
+        known: dict[int, bytes | None] = {}
+
+        def of(expr: int) -> bytes | None:
+            if expr not in known:
+                self.fuel.spend(1)
+                found = make(expr)
+                known[expr] = None if found is None or len(found) > most else found
+            return known[expr]
+
+        def make(expr: int) -> bytes | None:
+            node = self.nodes[expr]
+            if self.nullable[expr]:
+                return b""
+            match node[0]:
+                case "set" | "chars" if node[1]:
+                    return next(LIKED[i : i + 1] for i in range(256) if node[1] >> LIKED[i] & 1)
+                case "chars":
+                    return chr(node[2][0][0]).encode("utf-8", "surrogatepass")
+                case "tail":
+                    offset = node[1][0][0]
+                    return bytes([0x80 | offset >> 6 * i & 0x3F for i in reversed(range(node[2]))])
+                case "word":
+                    return bytes(node[1])
+                case "words":
+                    return min(node[1], key=_by_liking)
+                case "rep":
+                    inner = of(node[1])
+                    return None if inner is None or node[2] * len(inner) > most else inner * node[2]
+                case "cat":
+                    parts, length = [], 0
+                    while node[0] == "cat":
+                        parts.append(of(node[1]))
+                        expr = node[2]
+                        node = self.nodes[expr]
+                        length += len(parts[-1] or b"")
+                        if parts[-1] is None or length > most:
+                            return None
+                    parts.append(of(expr))
+                    return None if parts[-1] is None else b"".join([part or b"" for part in parts])
+                case "or":
+                    found = [of(part) for part in node[1:]]
+                    told = [part for part in found if part is not None]
+                    return min(told, key=_by_liking) if len(told) == len(found) > 0 else None
+            return None
+
+        return of(expr)
 
     def _shortest_of_plain(self, expr: int) -> int:
         def least(part: int) -> int:
@@ -1145,6 +1210,11 @@ class Expressions:
                 return most  # each prefix has a text of its own
             level = following
         return min(total, most)
+
+
+def _by_liking(word: bytes) -> tuple[int, bytes]:
+    """The shortest word first, and of equally long ones that of letters."""
+    return len(word), word.translate(_RANKS)
 
 
 def _num_chars(word: bytes) -> int:

@@ -307,6 +307,7 @@ class Scalars:
                 inside_string=base,
                 loops=loops and exprs[0] == self.ex.text,
                 recurs=True,
+                step=partial(self._step, exprs, spelling) if spelling.tagged < 0 else None,
             )
             machine.settle_later(state, partial(self._settle, exprs, spelling, state))
             return state
@@ -315,7 +316,7 @@ class Scalars:
 
     def _settle(self, exprs: tuple[int, ...], spelling: Spelling, state: int) -> None:
         """Name the states that allow the same tokens as the state of a string. Most states are passed within a token
-        and need none, and of their rows the entry of one byte."""
+        and need none."""
         machine = self.machine
         machine.set_short_twin(state, lambda: self._short_twin(exprs, spelling))
         near, owed = _near(self._reach, exprs, spelling)
@@ -323,7 +324,6 @@ class Scalars:
             machine.set_twin(state, lambda: self._string(near, spelling), owed=owed)
         elif self._reach.has_large_counts(exprs):
             machine.set_stand_ins(state, lambda: self._stand_ins(exprs, spelling))
-        machine.set_single(state, lambda byte: self._code_of(exprs, spelling, byte))
 
     def _short_twin(self, exprs: tuple[int, ...], spelling: Spelling) -> tuple[int, int]:
         near, owed = _near(self._short_reach, exprs, spelling)
@@ -333,11 +333,38 @@ class Scalars:
         for lower, upper, owed in self._reach.stand_ins(exprs):
             yield self._string(lower, spelling), self._string(upper, spelling), owed
 
-    def _code_of(self, exprs: tuple[int, ...], spelling: Spelling, byte: int) -> int:
-        """One entry of a row; -1 for bytes of which several mean something else than themselves."""
-        if byte < 0x20 or byte in (QUOTE, BACKSLASH):
-            return -1
-        return self._string(self._derive(exprs, bytes([byte])), _after(spelling, byte))
+    def _step(self, exprs: tuple[int, ...], spelling: Spelling, byte: int) -> tuple[int, int, int]:
+        """Entries of the row of a string's state; see ``Machine.add_state``."""
+        if byte < 0x20:
+            return 1, 0x20, 0
+        if byte == QUOTE:
+            return QUOTE, QUOTE + 1, self._quote(exprs, spelling)
+        if byte == BACKSLASH:
+            return BACKSLASH, BACKSLASH + 1, self._escape(exprs, spelling) if self._may_escape(exprs[0]) else 0
+        low, high = self.ex.class_of(byte, *exprs)
+        low = max(low, 0x20, *(special + 1 for special in (QUOTE, BACKSLASH) if special < byte))
+        high = min(high, *(special for special in (QUOTE, BACKSLASH) if special > byte), 256)
+        return low, high, self._string(self._derive(exprs, bytes([byte])), _after(spelling, byte))
+
+    def _may_escape(self, must: int) -> bool:
+        """Whether a character may come first that cannot stand for itself."""
+        ex = self.ex
+        ranges = [(QUOTE, QUOTE + 1), (BACKSLASH, BACKSLASH + 1), *ex.classes(must)]
+        firsts = (ex.available_in(lo, min(hi, 0x20) if lo < 0x20 else hi) for lo, hi in ranges)
+        return any(ex.is_nonempty(ex.derive(must, b)) for b in firsts if 0 <= b < 0x20 or b in (QUOTE, BACKSLASH))
+
+    def _quote(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
+        """The state after a quote; 0 where the string may not end."""
+        ex, tagged = self.ex, spelling.tagged
+        if not (ex.least_padding(exprs[0]) is not None if spelling.counted else ex.nullable[exprs[0]]):
+            return 0
+        bits = 0
+        for i, e in enumerate(exprs[1:] if tagged < 0 else exprs[2:]):
+            bits |= ex.nullable[e] << i
+        if tagged >= 0:
+            tag = _tag_here(ex, exprs[1])
+            bits = tag + 1 if tag >= 0 else tagged + bits if bits else 0
+        return self.machine.end_state(self.machine.result(bits))
 
     def _moves(self, exprs: tuple[int, ...]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """The ranges [lo, hi) of bytes that may follow, with the derivatives by each of them."""
@@ -372,7 +399,6 @@ class Scalars:
         return exprs
 
     def _fill_string(self, exprs: tuple[int, ...], spelling: Spelling, row: np.ndarray) -> None:
-        ex, tagged = self.ex, spelling.tagged
         may_escape = False
         made: dict[tuple[tuple[int, ...], Spelling], int] = {}
         for lo, hi, to in self._moves(exprs):
@@ -384,15 +410,8 @@ class Scalars:
                 if state is None:
                     state = made[key] = self._string(*key)
                 row[max(lo, 0x20) : hi] = state
-        row[QUOTE] = row[BACKSLASH] = 0
-        if ex.least_padding(exprs[0]) is not None if spelling.counted else ex.nullable[exprs[0]]:
-            bits = 0
-            for i, e in enumerate(exprs[1:] if tagged < 0 else exprs[2:]):
-                bits |= ex.nullable[e] << i
-            if tagged >= 0:
-                tag = _tag_here(ex, exprs[1])
-                bits = tag + 1 if tag >= 0 else tagged + bits if bits else 0
-            row[QUOTE] = self.machine.end_state(self.machine.result(bits))
+        row[BACKSLASH] = 0
+        row[QUOTE] = self._quote(exprs, spelling)
         if may_escape:
             row[BACKSLASH] = self._escape(exprs, spelling)
 

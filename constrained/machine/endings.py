@@ -395,10 +395,18 @@ class Endings:
                 return _Level(limit, ())  # a shortest text has no value like itself inside
             self._active.add(key)
             try:
-                known = self._levels[key] = _Level(limit, self._search(state, aux, within, barrier, limit, decides))
+                told = self._told(state, limit)
+                leaves = self._search(state, aux, within, barrier, limit, decides) if told is None else (told,)
+                known = self._levels[key] = _Level(limit, leaves)
             finally:
                 self._active.discard(key)
         return known
+
+    def _told(self, state: int, limit: int) -> Leave | None:
+        """The way out of a regex, where the expression tells it: as short as the one that the search finds."""
+        expr = self._machine.texts.get(state)
+        word = None if expr is None else self._machine.expressions.shortest_bytes(expr, limit)
+        return None if word is None else Leave(len(word), ACCEPTED, word.translate(_INVERTED))
 
     def _search(self, state: int, aux: int, within: int, barrier: int, limit: int, decides: bool) -> tuple[Leave, ...]:
         machine, levels = self._machine, self._levels

@@ -37,9 +37,11 @@ from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
 
 Fill = Callable[[np.ndarray], None]
 Returns = Callable[[int], int]
+Step = Callable[[int], tuple[int, int, int]]
 StandIns = Callable[[], Iterator[tuple[int, int, int]]]
 
 MASK_WORK = 100_000  # fuel for one mask: 0.1 to 0.2 s, during which other texts wait
+MOST_STEPPED = 6  # entries of a row that are made one by one before the whole row is
 MAX_CONFIGS = 1 << 20
 STACK_ROOM = 1 << 16  # for stacks that a compiled walk pushes
 MAX_EDGES = 16_384  # that are remembered of each ``1 << SHARD_BITS`` configurations
@@ -84,6 +86,7 @@ class Machine:
         self._num_filter_bytes = 0
         self.accepting: set[int] = set()
         self._end_states = np.zeros(0, np.int32)
+        self.texts: dict[int, int] = {}  # by state; see ``text``
 
         self.control = np.zeros(walk.CONTROL_SIZE, dtype=np.int64)
         self._control = self.control.data
@@ -132,7 +135,8 @@ class Machine:
         self.owed: dict[int, int] = {}  # of states with a twin; see ``set_twin``
         self.stand_ins: dict[int, StandIns] = {}
         self.short_twins: dict[int, Callable[[], tuple[int, int]]] = {}  # see ``set_short_twin``
-        self._single: dict[int, Callable[[int], int]] = {}
+        self._steps: dict[int, Step] = {}  # by state; see ``add_state``
+        self._num_stepped: dict[int, int] = {}  # entries made of the rows of these states, one by one
         self._unsettled: dict[int, Callable[[], None]] = {}
         self.item_readers: dict[int, ItemReader] = {}  # by frame; ``READS_ITEMS`` says whether there are any
         self.items = ItemTexts()
@@ -203,6 +207,7 @@ class Machine:
         loops: bool = False,
         recurs: bool = False,
         detour: bool = False,
+        step: Step | None = None,
     ) -> int:
         """A new state. Without ``fill`` every byte is refused.
 
@@ -218,6 +223,8 @@ class Machine:
         ``loops``: every character of a string that needs no escape leads back to this state.
         ``recurs``: it is met above many stacks, or allows many tokens: what it allows by itself is walked once.
         ``detour``: ``Endings`` tries it only where no other state is left.
+        ``step(byte)``, for bytes from 1 on: (low, high, code), the entries of the row for bytes in [low, high), which
+        ``byte`` is one of. Where a walk passes the state with few bytes, only these entries are made.
         """
         state = self.num_states
         if state >= self.hard_limit:
@@ -255,6 +262,9 @@ class Machine:
             self.inside_string[state] = inside_string
         if recurs:
             self.recurring.add(state)
+        if step is not None:
+            self._steps[state] = step
+            arrays[walk.LAZY][state] = 1
         return state
 
     def add_states(self, count: int, fill: Callable[[np.ndarray, int], None] | None, *, inside_string: int = 0) -> None:
@@ -296,7 +306,7 @@ class Machine:
         return first
 
     def settle_later(self, state: int, settle: Callable[[], None]) -> None:
-        """Have ``settle`` call the four setters below, once ``state`` is looked at by itself."""
+        """Have ``settle`` call the three setters below, once ``state`` is looked at by itself."""
         self._unsettled[state] = settle
 
     def settle(self, state: int) -> None:
@@ -327,10 +337,6 @@ class Machine:
         """
         self.stand_ins[state] = stand_ins
         self.recurring.add(state)
-
-    def set_single(self, state: int, code_of: Callable[[int], int]) -> None:
-        """``code_of(byte)`` makes one entry of the state's row, for bytes from 1 on; -1: only the whole row tells."""
-        self._single[state] = code_of
 
     def add_lazy_state(self, lazy: LazyState) -> int:
         state = self.add_state(_no_row)
@@ -439,24 +445,37 @@ class Machine:
             self._fresh.append(fresh)
         return row
 
-    def entry(self, state: int, byte: int) -> None:
-        """Make one entry of a lazy state's row, or the whole row of any other state."""
-        lazy = self.lazy.get(state)
-        if lazy is None:
-            self.row(state)
-            return
+    def entry(self, state: int, byte: int, *, is_one_of_many: bool = False, is_alone: bool = False) -> None:
+        """Make the entries of a state's row for a byte and those beside it that are alike, where they can be made by
+        themselves; else the whole row, as where it is ``is_one_of_many``. What ``is_alone`` is not counted."""
         row = self.arrays[walk.DELTA][state]
-        if row[byte] in (walk.UNKNOWN, walk.ASKED):
+        if row[byte] not in (walk.UNKNOWN, walk.ASKED):
+            return
+        lazy = self.lazy.get(state)
+        if lazy is not None:
             low, high, target = lazy.step(byte)
-            row[low:high] = target or walk.REFUSED
-            if self._any_missing:
-                row[low:high][self.missing[low:high]] = walk.REFUSED
+        else:
+            step, made = self._steps.get(state), self._num_stepped.get(state, 0)
+            if step is None or not byte or is_one_of_many or (made == MOST_STEPPED and not is_alone):
+                self.row(state)
+                return
+            if self.missing[byte]:
+                row[byte] = walk.REFUSED
+                return
+            if not is_alone:
+                self._num_stepped[state] = made + 1
+            low, high, target = step(byte)
+            low = max(low, 1)  # the entry of byte 0 says that the row is whole
+        row[low:high] = target or walk.REFUSED
+        if self._any_missing:
+            row[low:high][self.missing[low:high]] = walk.REFUSED
 
-    def supply(self, status: int) -> None:
-        """Make the entry that a compiled walk lacked."""
+    def supply(self, status: int, *, is_alone: bool = False) -> None:
+        """Make the entry that a compiled walk lacked; of a row the whole row, unless ``is_alone``."""
         control = self.control
         if status == walk.MISS_ROW:
-            self.entry(int(control[walk.MISS_A]), int(control[walk.MISS_B]))
+            state, byte = int(control[walk.MISS_A]), int(control[walk.MISS_B])
+            self.entry(state, byte if is_alone or state in self.lazy else 0, is_alone=is_alone)
         elif status == walk.MISS_AFTER:
             self.after(int(control[walk.MISS_A]), int(control[walk.MISS_B]))
         else:
@@ -478,7 +497,7 @@ class Machine:
         code = self.after(frame, result)
         if 0 < code < walk.EXITED:
             state = code if code < PUSH else self.action(code)[1]
-            if state not in self.lazy:
+            if state not in self.lazy and state not in self._steps:
                 self.row(state)
 
     def _resize_hash(self, size: int) -> None:
@@ -504,23 +523,24 @@ class Machine:
         return result if result < 1 << 24 else self._result_bits[result - (1 << 24)]
 
     def text(self, expr: int) -> int:
-        """The state before a text of the language ``expr``, with which the whole text ends."""
+        """The state before a text of the language ``expr``, with which the whole text ends; ``texts[state]`` is it."""
         ex = self.expressions
 
         def fill(row: np.ndarray) -> None:
             for lo, hi, to in ex.steps(expr):
                 row[lo:hi] = self.text(to)
 
+        def step(byte: int) -> tuple[int, int, int]:
+            return *ex.class_of(byte, expr), self.text(ex.alive(ex.derive(expr, byte)))
+
         def make() -> int:
-            state = self.add_state(fill, accepting=ex.nullable[expr], recurs=True)
+            state = self.add_state(fill, accepting=ex.nullable[expr], recurs=True, step=step)
+            self.texts[state] = expr
             near = self.reach.without_far_bounds(expr)
             if near != expr:
                 self.set_twin(state, lambda: self.text(near))
             elif self.reach.has_large_counts((expr,)):
                 self.set_stand_ins(state, stand_ins)
-            else:
-                return state
-            self.set_single(state, lambda byte: self.text(ex.alive(ex.derive(expr, byte))))
             return state
 
         def stand_ins() -> Iterator[tuple[int, int, int]]:
@@ -650,16 +670,6 @@ class Machine:
             at = self.stack(frame, at)
         return at
 
-    def _supply_single(self) -> bool:
-        """Make the entry that a compiled walk lacked without the rest of its row, if the state can do so."""
-        state, byte = int(self.control[walk.MISS_A]), int(self.control[walk.MISS_BYTE])
-        self.settle(state)
-        single = self._single.get(state)
-        code = single(byte) if single is not None and byte and self.vocabulary.has_byte[byte] else -1
-        if code >= 0:
-            self.arrays[walk.DELTA][state][byte] = code or walk.REFUSED
-        return code >= 0
-
     def advance(self, config: int, token: int) -> int:
         """The configuration after a token; -1 if the grammar refuses it.
 
@@ -733,8 +743,7 @@ class Machine:
             stack = self.keep_stack(stack)
             if status == walk.OK:
                 return state, aux, stack
-            if status != walk.MISS_ROW or not self._supply_single():
-                self.supply(status)
+            self.supply(status, is_alone=True)
 
     def _unless_stuck(self, config: int) -> int:
         """-1 where the items under way can only repeat others."""

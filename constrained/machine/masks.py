@@ -74,6 +74,7 @@ class Masks:
         self.kept = self.walker.kept
         tries = () if self._parts is None else (self._parts.short, self._parts.long)
         self._part_tries = [self.walker.addresses(trie) for trie in tries]
+        self._long = self._part_tries[1] if self._part_tries else None
         self.lazy = LazyMasks(machine, self.walker, capacity)
         self._repeats = Repeats(machine)
 
@@ -288,6 +289,8 @@ class Masks:
         """
         key = (state, aux, barrier)
         stack = self.machine.stack(barrier, 0)
+        if part is None or part is not self._long:
+            self.machine.row(state)  # most bytes begin a token
         trie = self.walker.whole if part is None else part
         if barrier == self._counting_barrier:
             mask = np.zeros(self.vocabulary.num_words, np.uint32)

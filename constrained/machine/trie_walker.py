@@ -1,5 +1,7 @@
 """Walks of a machine over the token trie: compiled code that is resumed until every entry it needs has been made."""
 
+from collections import Counter
+
 import numpy as np
 
 from ..spec import GrammarTooComplex
@@ -9,6 +11,8 @@ from .kept_masks import KeptMasks
 from .machine import Machine
 from .text_slices import text_slices
 from .walk import DEAD_STATE
+
+MANY_ENTRIES = 8  # of a row: the whole row costs less
 
 
 class TrieWalker:
@@ -232,18 +236,19 @@ class TrieWalker:
     def _supply(self, num_wanted: int) -> None:
         """Make the rows and returns that a walk lacked."""
         machine = self.machine
-        single = self._single_wanted
+        single, delta = self._single_wanted, machine.arrays[walk.DELTA]
         wanted = self._wanted[:num_wanted].tolist() if num_wanted != 1 else [(single[0, 0], single[0, 1], single[0, 2])]
+        counts = Counter([a for _, a, _ in wanted]) if num_wanted > MANY_ENTRIES else {}
         try:
             for kind, a, b in wanted:
                 if kind == walk.MISS_ROW:
-                    machine.entry(a, b)
+                    if delta[a, b] == walk.ASKED:  # not made with another one
+                        machine.entry(a, b, is_one_of_many=counts.get(a, 0) > MANY_ENTRIES)
                 elif kind == walk.MISS_AFTER:
                     machine.make_row_after(a, b)
                 else:
                     raise GrammarTooComplex("one token opens too many nested values")
         except BaseException:
-            delta = machine.arrays[walk.DELTA]
             for kind, a, b in wanted:
                 if kind == walk.MISS_ROW and delta[a, b] == walk.ASKED:
                     delta[a, b] = walk.UNKNOWN

@@ -30,12 +30,12 @@ UNKNOWN, REFUSED, ASKED = 0, -1, -2  # row entries: missing; the byte is refused
     HASH_KEYS, HASH_VALUES, HASH_MASK, STACK_FRAME, STACK_PARENT, STACK_DEPTH, STACK_LIMIT, SPACE_DELTA, SPACE_CLASS,
     TOKEN_BYTES, TOKEN_OFFSETS, TOKEN_KIND, LAZY, LOOPS, SCRATCH, MISS_A, MISS_B,
     STATE_AT, AUX_AT, STACK_AT, WANTED, WANTED_SIZE, EXITS, EXITS_SIZE, NUM_EXITS,
-    ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED, CHARS_LEFT, NEEDS, MISS_BYTE, PADDING, PENDING, OUT, ROOM,
+    ACCEPTING, NOTED, NOTED_SIZE, NUM_NOTED, CHARS_LEFT, NEEDS, PADDING, PENDING, OUT, ROOM,
     MASK, NUM_WORDS, END_TOKEN, KEPT, KEPT_KEYS, KEPT_AT, KEPT_SLOTS, NUM_KEPT, MAX_KEPT,
     SPARSE_OF, SPARSE, MISSING, NUM_STACKS, MAX_STACKS, STACK_TABLE, STACK_SLOTS, CONFIGS, NUM_CONFIGS, MAX_CONFIGS,
     CONFIG_TABLE, CONFIG_SLOTS, READS_ITEMS,
-) = range(70)  # fmt: skip
-CONTROL_SIZE = 70
+) = range(69)  # fmt: skip
+CONTROL_SIZE = 69
 
 # Columns of ``SPARSE``, whose rows are sets of states; see ``Machine.add_sparse_states``.
 SP_FIRST, SP_BASE, SP_BEGINS, SP_MOVES = range(4)
@@ -240,7 +240,6 @@ def _transition(control, s, aux, k, byte):
             if code in (UNKNOWN, ASKED):
                 control[MISS_A] = s
                 control[MISS_B] = byte if _u8(control[LAZY])[s] != 0 else 0
-                control[MISS_BYTE] = byte
                 return MISS_ROW, s, aux, k
             if ends[s] == 0:
                 return DEAD, s, aux, k

@@ -8,7 +8,8 @@ import jsonschema
 import numpy as np
 import pytest
 from phloem.constrained import CompiledGrammar, Vocabulary, compile
-from phloem.constrained.spec import GrammarKind
+from phloem.constrained.compiler import Compiler
+from phloem.constrained.spec import GrammarKind, GrammarSpec
 
 from ..conftest import is_set, reachable
 
@@ -177,6 +178,40 @@ def test_endings_are_spelled_by_the_fewest_tokens(vocabulary: Vocabulary) -> Non
     spelled = [vocabulary.tokens[t] for t in grammar.endings.tokens_of(ending)]
     assert b"".join(spelled) == ending.word == b"the name return acc"
     assert spelled == [b"the", b" ", b"name", b" ", b"return acc"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a|b)*a(a|b){4}", "x[^a]{2,9}y?", "(the|na|é)+(x{3}|[0-9]{2}){2}", "[À-ÿ]{2}a*", "(x[a-z]{1,5}y?){2,9}",
+        "([^\\n]{3}\\n|q{2,4}z){2}", "(ab|a)(c|bcd)[α-ω]?", "(foo|ba[rz])?(x|yz)*",
+    ],
+)  # fmt: skip
+def test_what_an_expression_tells_of_an_ending_is_as_short_as_what_a_search_finds(
+    vocabulary: Vocabulary, pattern: str
+) -> None:
+    told, searched = (Compiler(vocabulary).compile(GrammarSpec("regex", pattern)) for _ in range(2))
+    rng = random.Random(pattern)
+    for _ in range(4):
+        matcher, twin = told.matcher(), searched.matcher()
+        for _ in range(12):
+            ending = told.endings.of(matcher.state)
+            searched.machine.texts.clear()  # then nothing is told
+            found = searched.endings.of(twin.state)
+            assert ending is not None and found is not None and len(ending.word) == len(found.word)
+            after = told.machine.advance_bytes(matcher.state, ending.word) if ending.word else matcher.state
+            assert told.machine.may_end(after)
+            token = draw(matcher.mask(), rng)
+            if token == vocabulary.eos:
+                break
+            assert matcher.accept(token) and twin.accept(token)
+    assert told.endings.num_steps == 0 < searched.endings.num_steps
+
+
+def test_the_ending_of_a_pattern_with_many_states_is_told_by_its_expression(vocabulary: Vocabulary) -> None:
+    grammar = compile("regex", "(a|b)*a(a|b){12}", vocabulary)
+    states = grammar.machine.num_states
+    assert grammar.least_tokens is not None and grammar.machine.num_states == states
 
 
 @pytest.mark.parametrize("begun", [b'"', b'"appropriiqagricult', b'"a-b-c-d'])
