@@ -147,7 +147,8 @@ class Masks:
         state, aux, stack, _ = self.machine.place(config)
         found = self._plain(state, aux, stack)
         if self.machine.item_readers:
-            found = self._keep(self._repeats.removed(config, found))
+            left = self._repeats.removed(config, found)
+            found = found if left is found else self._keep(left)
         return found
 
     def _plain(self, state: int, aux: int, stack: int) -> np.ndarray:
