@@ -336,8 +336,8 @@ def _owing(inner: _Inner, owed: int) -> _Inner:
 
 def _most(needs: np.ndarray, exits: np.ndarray) -> int:
     """The largest number of characters that an allowed token needs."""
-    most = int(needs.max(where=needs <= MAX_NEED, initial=0))
-    return max(most, int((exits[:, 3] + exits[:, 4]).max(initial=0)))
+    most: int = walk.largest_need(needs)
+    return max(most, int((exits[:, 3] + exits[:, 4]).max(initial=0))) if len(exits) else most
 
 
 def _frozen(row: np.ndarray) -> np.ndarray:
