@@ -45,8 +45,7 @@ class NameTrie:
                 beside = self._beside[parent]
                 self._beside.append(max(int(machine.row(beside)[byte]), 0) if beside else 0)
                 self._edges.setdefault(parent, []).append((byte, child))
-            self.start = machine.num_states
-            machine.add_states(self.num_nodes, self._fill)
+            self.start = machine.add_states(self.num_nodes, self._fill)
             for n, beside in enumerate(self._beside):
                 if beside == other:
                     machine.inside_string[self.start + n] = other

@@ -293,11 +293,12 @@ class Scalars:
         def make() -> int:
             if not spelling.counted and self.ex.words_of(exprs[0]) is not None:
                 return machine.add_state(partial(self._fill_string, exprs, spelling))
+            is_base = False
             fits = None if spelling.counted else contains_all_texts_of(self.ex, exprs[0])
             base = 0
             if fits is not None and fits >= SHORT_TOKEN:
-                plain = exprs == (self.ex.text,)
-                base = machine.num_states if plain else (self.free_text if spelling.free else self.key_text)
+                is_base = exprs == (self.ex.text,)
+                base = 0 if is_base else (self.free_text if spelling.free else self.key_text)
             loops = not spelling.counted and all(e in (NOTHING, self.ex.text) for e in exprs)
             state = machine.add_state(
                 partial(self._fill_string, exprs, spelling),
@@ -309,6 +310,8 @@ class Scalars:
                 recurs=True,
                 step=partial(self._step, exprs, spelling) if spelling.tagged < 0 else None,
             )
+            if is_base:
+                machine.inside_string[state] = state
             machine.settle_later(state, partial(self._settle, exprs, spelling, state))
             return state
 

@@ -7,7 +7,7 @@ chooses the next state, or refuses the item.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -163,7 +163,7 @@ class ItemTexts:
 
 
 class Crossing(NamedTuple):
-    """The tokens that may end an item and go on behind it.
+    """The tokens that may end an item and go on behind it, int32 [n] each.
 
     ``commas`` hold a comma; ``into_next`` also more than the first quote or bracket of the next item. Those
     ``_after_quote`` and ``_after_bracket`` have that behind a quote or closing bracket, for items that end with one;
@@ -171,28 +171,28 @@ class Crossing(NamedTuple):
     ``whole`` may begin an array with an item and end that item; ``whole_after_quote`` has the bracket behind a quote.
     """
 
-    commas: tuple[int, ...]
-    into_next: tuple[int, ...]
-    commas_after_quote: tuple[int, ...]
-    into_next_after_quote: tuple[int, ...]
-    commas_after_bracket: tuple[int, ...]
-    into_next_after_bracket: tuple[int, ...]
-    commas_after_both: tuple[int, ...]
-    whole: tuple[int, ...]
-    whole_after_quote: tuple[int, ...]
+    commas: np.ndarray
+    into_next: np.ndarray
+    commas_after_quote: np.ndarray
+    into_next_after_quote: np.ndarray
+    commas_after_bracket: np.ndarray
+    into_next_after_bracket: np.ndarray
+    commas_after_both: np.ndarray
+    whole: np.ndarray
+    whole_after_quote: np.ndarray
 
 
 _INTO_NEXT = rb',\s*(?:[^\s"\[{]|["\[{].)'
 
 
 def crossing_tokens(vocabulary: Vocabulary) -> Crossing:
-    def matching(pattern: bytes, ids: Iterable[int]) -> tuple[int, ...]:
+    def matching(pattern: bytes, ids: np.ndarray) -> np.ndarray:
         search = re.compile(pattern, re.DOTALL).search
-        return tuple(i for i in ids if search(vocabulary.tokens[i]))
+        return np.array([i for i in ids.tolist() if search(vocabulary.tokens[i])], np.int32)
 
-    commas = tuple(np.flatnonzero(vocabulary.having(b",")).tolist())
+    commas = np.flatnonzero(vocabulary.having(b",")).astype(np.int32)
     into_next = matching(_INTO_NEXT, commas)
-    opening = matching(rb"\[.*[^\s\[]", np.flatnonzero(vocabulary.having(b"[")).tolist())
+    opening = matching(rb"\[.*[^\s\[]", np.flatnonzero(vocabulary.having(b"[")))
     return Crossing(
         commas,
         into_next,

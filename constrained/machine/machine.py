@@ -46,7 +46,7 @@ MAX_CONFIGS = 1 << 20
 STACK_ROOM = 1 << 16  # for stacks that a compiled walk pushes
 MAX_EDGES = 16_384  # that are remembered of each ``1 << SHARD_BITS`` configurations
 SHARD_BITS = 12
-ROWS_TOUCHED = 16  # whose pages are made at once
+ROWS_TOUCHED = 16  # whose pages are made at once where a mask needs one
 PLACE = struct.Struct("4q")
 
 
@@ -75,7 +75,9 @@ class Machine:
         self.reach = TokenReach(self.expressions, vocabulary)
         self.max_states = max_states
         self.hard_limit = 4 * max_states
-        self.num_states = self.num_sparse_states = self._num_rows_touched = 0
+        self.num_sparse_states = 0
+        self._end = 0  # the numbers below it are those of states, or ready
+        self._ready: list[int] = []  # the numbers of the next states, last one first; their rows have pages
         self._fills: list[Fill | _NumberedFill | None] = []
         self.lazy: dict[int, LazyState] = {}
         self._states: dict[Hashable, int] = {}
@@ -226,14 +228,12 @@ class Machine:
         ``step(byte)``, for bytes from 1 on: (low, high, code), the entries of the row for bytes in [low, high), which
         ``byte`` is one of. Where a walk passes the state with few bytes, only these entries are made.
         """
-        state = self.num_states
-        if state >= self.hard_limit:
-            raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
-        self.num_states += 1
-        if state >= self._num_rows_touched:
-            self._num_rows_touched = min(state + ROWS_TOUCHED, self.hard_limit)
-            touch(self._rows, state, self._num_rows_touched)
-        self._fills.append(fill)
+        if not self._ready:
+            self.make_ready(ROWS_TOUCHED)
+            if not self._ready:
+                raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
+        state = self._ready.pop()
+        self._fills[state] = fill
         arrays = self.arrays
         if fill is None:
             arrays[walk.DELTA][state] = walk.REFUSED
@@ -267,16 +267,32 @@ class Machine:
             arrays[walk.LAZY][state] = 1
         return state
 
-    def add_states(self, count: int, fill: Callable[[np.ndarray, int], None] | None, *, inside_string: int = 0) -> None:
-        """``count`` new states with local numbers from 1 on; ``fill(row, state)`` writes the row of each."""
-        first = self.num_states
+    def make_ready(self, count: int) -> None:
+        """Have ``count`` states to come find the pages of their rows made, so that no mask waits for these. Pages that
+        are made together cost half as much."""
+        first, more = self._end, min(count - len(self._ready), self.hard_limit - self._end)
+        if more > 0:
+            self._end += more
+            self._fills += [None] * more
+            self._ready = [*range(self._end - 1, first - 1, -1), *self._ready]
+            touch(self._rows, first, self._end)
+
+    @property
+    def num_states(self) -> int:
+        return self._end - len(self._ready)
+
+    def add_states(self, count: int, fill: Callable[[np.ndarray, int], None] | None, *, inside_string: int = 0) -> int:
+        """``count`` new states with local numbers from 1 on; ``fill(row, state)`` writes the row of each. The first of
+        them."""
+        first = self._end
         if first + count > self.hard_limit:
             raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
-        self.num_states += count
+        self._end += count
         self._fills += [None if fill is None else _NumberedFill(fill)] * count
         self.arrays[walk.LOCAL][first : first + count] = np.arange(1, count + 1)
         if inside_string:
             self.inside_string[first : first + count] = inside_string
+        return first
 
     def add_sparse_states(
         self,
@@ -294,9 +310,8 @@ class Machine:
         The states cost little memory until then, and do not count towards ``max_states``.
         """
         self.row(base)
-        first = self.num_states
-        begins, moves = moves_of(first)
-        self.add_states(count, None, inside_string=inside_string)
+        begins, moves = moves_of(self._end)
+        first = self.add_states(count, None, inside_string=inside_string)
         self.num_sparse_states += count
         number = len(self._sparse) + 1
         self._sparse.append((begins, moves))

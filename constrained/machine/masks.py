@@ -148,7 +148,8 @@ class Masks:
         state, aux, stack, _ = self.machine.place(config)
         found = self._plain(state, aux, stack)
         if self.machine.item_readers:
-            found = self._keep(self._repeats.removed(config, found))
+            left = self._repeats.removed(config, found)
+            found = found if left is found else self._keep(left)
         return found
 
     def _plain(self, state: int, aux: int, stack: int) -> np.ndarray:
@@ -338,8 +339,8 @@ def _owing(inner: _Inner, owed: int) -> _Inner:
 
 def _most(needs: np.ndarray, exits: np.ndarray) -> int:
     """The largest number of characters that an allowed token needs."""
-    most = int(needs.max(where=needs <= MAX_NEED, initial=0))
-    return max(most, int((exits[:, 3] + exits[:, 4]).max(initial=0)))
+    most: int = walk.largest_need(needs)
+    return max(most, int((exits[:, 3] + exits[:, 4]).max(initial=0))) if len(exits) else most
 
 
 def _frozen(row: np.ndarray) -> np.ndarray:

@@ -6,7 +6,6 @@ along the known items, and by the few tokens that hold a comma; each is tried.
 """
 
 from collections import deque
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,7 +27,7 @@ class Repeats:
         self._crossing: Crossing | None = None  # made when first needed
         self._children: dict[int, dict[int, int]] = {}
         self._after_space: dict[int, list[int]] = {}
-        self._spaces: list[int] | None = None  # made when first needed
+        self._spaces: np.ndarray | None = None  # made when first needed
         self._dead: Recent[int, bool] = Recent(20_000)  # by configuration
         machine.only_repeats = self.is_dead
 
@@ -42,9 +41,9 @@ class Repeats:
         if not levels:
             return _without(row, self._wrong(config, _tokens_in(row, [self._opening(state)])))
         is_inside = machine.stack_depths[stack] > machine.stack_depths[levels[-1].base]
-        suspects: list[Sequence[int] | np.ndarray] = [self._crossing_of(levels, state, stack, is_inside)]
-        refused: list[Sequence[int] | np.ndarray] = []
-        judged: list[Sequence[int] | np.ndarray] = []  # the mask says nothing of them: a repeated item may be allowed
+        suspects = self._crossing_of(levels, state, stack, is_inside)
+        refused: list[np.ndarray] = []
+        judged: list[np.ndarray] = []  # the mask says nothing of them: a repeated item may be allowed
         for level in levels if is_inside else levels[:-1]:
             agreement = machine.items.agreement(level)
             if agreement is not None:
@@ -54,13 +53,13 @@ class Repeats:
                     suspects.append(self._tokens_of_space())
         if judged:
             row = row.copy()
-            tokens = np.unique(np.concatenate([np.asarray(part, np.int32) for part in judged]))
+            tokens = np.unique(np.concatenate(judged))
             np.bitwise_or.at(row, tokens >> 5, np.uint32(1) << (tokens & 31).astype(np.uint32))
             suspects.append(tokens)
         row = _without(row, _tokens_in(row, refused))
         return _without(row, self._wrong(config, _tokens_in(row, suspects)))
 
-    def _crossing_of(self, levels: Levels, state: int, stack: int, is_inside: bool) -> list[int]:
+    def _crossing_of(self, levels: Levels, state: int, stack: int, is_inside: bool) -> list[np.ndarray]:
         """The tokens that may end the innermost array's item and go on behind it, and those that open an array."""
         machine, crossing = self.machine, self._crossing
         assert crossing is not None
@@ -80,14 +79,14 @@ class Repeats:
             found = crossing.into_next_after_bracket if has_others else crossing.commas_after_bracket
         else:
             found = crossing.into_next if has_others else crossing.commas
-        out = list(found)
+        out = [found]
         if first != QUOTE:
-            out += self._opening(state)
+            out.append(self._opening(state))
         if len(levels) > 1:
-            out += crossing.commas_after_bracket
+            out.append(crossing.commas_after_bracket)
         return out
 
-    def _opening(self, state: int) -> tuple[int, ...]:
+    def _opening(self, state: int) -> np.ndarray:
         """The tokens that may open an array and end its first item."""
         machine, crossing = self.machine, self._crossing
         assert crossing is not None
@@ -104,8 +103,8 @@ class Repeats:
         self,
         config: int,
         agreement: Agreement,
-        suspects: list[Sequence[int] | np.ndarray],
-        repeats: list[Sequence[int] | np.ndarray],
+        suspects: list[np.ndarray],
+        repeats: list[np.ndarray],
     ) -> None:
         """Walk the trie along the known items: tokens that agree with one are ``suspects``, or ``repeats`` if they end.
 
@@ -169,17 +168,18 @@ class Repeats:
                         todo.append(child)
         return self._after_space.get(byte, [])
 
-    def _tokens_of_space(self) -> list[int]:
+    def _tokens_of_space(self) -> np.ndarray:
         """The tokens of nothing but white space."""
         if self._spaces is None:
             trie, todo = self.machine.vocabulary.trie, [-1]
-            self._spaces = []
+            spaces: list[int] = []
             while todo:
                 for byte, child in self._children_of(todo.pop()).items():
                     if byte in SPACES:
                         first = int(trie.first_token[child])
-                        self._spaces += trie.token_order[first : first + int(trie.num_tokens[child])].tolist()
+                        spaces += trie.token_order[first : first + int(trie.num_tokens[child])].tolist()
                         todo.append(child)
+            self._spaces = np.array(spaces, np.int32)
         return self._spaces
 
     def _children_of(self, node: int) -> dict[int, int]:
@@ -294,12 +294,13 @@ class Repeats:
         return [*spaces, *apart.values(), *ends, *(b for b in allowed if b in agreeing or b == 0x5C)]
 
 
-def _tokens_in(row: np.ndarray, tokens: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
-    """int32 [n]: those of the tokens that the mask allows, each once."""
+def _tokens_in(row: np.ndarray, tokens: list[np.ndarray]) -> np.ndarray:
+    """int32 [n]: those of the tokens that the mask allows, each once; those of each array differ."""
     if not tokens:
         return np.zeros(0, np.int32)
-    found = np.unique(np.concatenate([np.asarray(part, np.int32) for part in tokens]))
-    return found[row[found >> 5] >> (found & 31).astype(np.uint32) & np.uint32(1) > 0]
+    found = np.concatenate(tokens) if len(tokens) > 1 else tokens[0]
+    found = found[(row.view(np.uint8)[found >> 3] >> (found & 7).astype(np.uint8) & 1).view(np.bool_)]
+    return np.unique(found) if len(tokens) > 1 and len(found) > 1 else found
 
 
 def _without(row: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -58,6 +58,7 @@ class TrieWalker:
         self.behind(self.whole, nothing, exits, 0, 0, DEAD_STATE, 0, 0)
         self.beside(nothing, DEAD_STATE, DEAD_STATE, 0)
         self.keep(nothing)
+        walk.largest_need(np.zeros(1, np.uint16))
 
     def addresses(self, trie: Trie) -> np.ndarray:
         """The trie as ``walk_trie`` takes it: the addresses of its arrays."""

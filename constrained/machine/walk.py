@@ -864,6 +864,15 @@ def _may_end(control, s, aux, k):
 
 
 @nb.njit(cache=True)
+def largest_need(needs):
+    """The largest of ``needs`` uint16 [n] that is at most ``MAX_NEED``; 0 if there is none."""
+    most = np.uint16(0)
+    for need in needs:
+        most = max(most, np.uint16(need + 1))  # what is above ``MAX_NEED`` becomes 0
+    return max(np.int64(most) - 1, np.int64(0))
+
+
+@nb.njit(cache=True)
 def allow_tokens(mask, tokens):
     for token in tokens:
         mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)

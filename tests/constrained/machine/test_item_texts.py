@@ -5,12 +5,19 @@ from phloem.constrained.machine.item_texts import ItemTexts, Level, crossing_tok
 
 def test_tokens_that_may_cross_from_item_to_item_are_found() -> None:
     tokens = [b",", b'",', b'","', b'","a', b"1,1", b"[1,1", b"ab", b"]", b'"},{', b'"},{"', b"[1]", b"],1", b'":["a']
-    crossing = crossing_tokens(Vocabulary([*tokens, b"</s>"], {13}, 13))
-    assert crossing.commas == (0, 1, 2, 3, 4, 5, 8, 9, 11) and crossing.commas_after_quote == (1, 2, 3, 8, 9)
-    assert crossing.into_next == (3, 4, 5, 9, 11) and crossing.into_next_after_quote == (3, 9)
-    assert crossing.commas_after_bracket == (8, 9, 11) and crossing.into_next_after_bracket == (9, 11)
-    assert crossing.commas_after_both == (8, 9) and crossing.whole == (5, 10, 12)
-    assert crossing.whole_after_quote == (12,)  # inside a string, only a quote leads to a bracket
+    found = crossing_tokens(Vocabulary([*tokens, b"</s>"], {13}, 13))
+    expected = {
+        "commas": [0, 1, 2, 3, 4, 5, 8, 9, 11],
+        "commas_after_quote": [1, 2, 3, 8, 9],
+        "into_next": [3, 4, 5, 9, 11],
+        "into_next_after_quote": [3, 9],
+        "commas_after_bracket": [8, 9, 11],
+        "into_next_after_bracket": [9, 11],
+        "commas_after_both": [8, 9],
+        "whole": [5, 10, 12],
+        "whole_after_quote": [12],  # inside a string, only a quote leads to a bracket
+    }
+    assert {name: getattr(found, name).tolist() for name in expected} == expected
 
 
 def test_equal_lists_of_items_are_one_object_and_equal_items_are_found() -> None:

@@ -88,6 +88,21 @@ def test_more_states_than_the_limit_are_refused_with_their_number(vocabulary: Vo
             add()
 
 
+def test_states_made_at_once_leave_those_ready_to_be_used_later(vocabulary: Vocabulary) -> None:
+    machine = Machine(vocabulary, max_states=40)
+    machine.make_ready(3)
+    before = machine.num_states
+    first = machine.add_state(None)
+    several = machine.add_states(5, lambda row, state: row.__setitem__(ord("a"), state))
+    last = [machine.add_state(lambda row: row.__setitem__(ord("b"), several)) for _ in range(40)]
+    assert machine.num_states == before + 46 and last[0] == first + 1
+    assert len({first, *range(several, several + 5), *last}) == 46
+    for state in (*last, several + 4):
+        codes = machine.row(state)
+        byte, code = (ord("a"), state) if state == several + 4 else (ord("b"), several)
+        assert codes[byte] == code and (codes > 0).sum() == 1
+
+
 def test_sparse_rows_are_made_where_a_text_gets_and_do_not_count_as_states_of_their_own(vocabulary: Vocabulary) -> None:
     machine = Machine(vocabulary, max_states=10)
     last = machine.add_state(None, accepting=True)

@@ -39,3 +39,12 @@ def test_a_trie_walk_allows_what_stepping_through_each_token_allows(vocabulary: 
             stepped = grammar.machine.advance_bytes(config, vocabulary.tokens[each])
             assert bool(bits[each]) == (stepped >= 0), vocabulary.tokens[each]
         config = grammar.machine.advance(config, token)
+
+
+@pytest.mark.parametrize("highest", [1, 40, walk.MAX_NEED, walk.MAX_NEED + 1])
+def test_the_largest_need_is_that_of_the_tokens_that_have_one(highest: int) -> None:
+    needs = np.random.default_rng(highest).integers(0, highest + 1, 1000).astype(np.uint16)
+    needs[::7] = walk.MAX_NEED + 1  # refused
+    needs[3] = highest
+    assert walk.largest_need(needs) == needs.max(where=needs <= walk.MAX_NEED, initial=0)
+    assert walk.largest_need(np.full(20, walk.MAX_NEED + 1, np.uint16)) == 0
