@@ -22,8 +22,9 @@ from phloem.tests.runtime.wire import wait_until
 
 PLAIN = "phloem.tests.runtime.process.engines:plain"
 SITE = Path(__file__).parent / "windows_site"
-# They look for Windows's DLLs where ``sys.platform`` has its name.
-LOADED = "torch torch.distributed numba llvmlite.binding safetensors.torch uvicorn fastapi tokenizers gguf httpx"
+# They look for Windows's DLLs where ``sys.platform`` has its name: those of a server, and of an engine.
+LOADED = "uvicorn fastapi tokenizers httpx"
+ENGINE_LOADED = "torch torch.distributed numba llvmlite.binding safetensors.torch tokenizers gguf"
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def environment(hidden: Path, *, loaded: str = "") -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(SITE), *([own] if own else [])]),
         "PHLOEM_TEST_HIDDEN": str(hidden),
         "PHLOEM_TEST_LOADED": loaded,
+        "PHLOEM_TEST_ENGINE_LOADED": ENGINE_LOADED if loaded else "",
     }
 
 

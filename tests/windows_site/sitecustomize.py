@@ -1,8 +1,8 @@
 """On ``PYTHONPATH`` this makes a Linux do what Windows does, in a Python process and those that it starts.
 
 Windows lacks the modules, names, sockets and files that are hidden here, and some calls do something else there. What
-Python's own modules need of the system is imported before it is hidden, and so is what ``PHLOEM_TEST_LOADED`` names:
-libraries that would ask for Windows's DLLs. Each process writes its number into the folder ``PHLOEM_TEST_HIDDEN``.
+Python's own modules need of the system is imported before it is hidden, and so is what ``PHLOEM_TEST_LOADED`` names for
+a server and ``PHLOEM_TEST_ENGINE_LOADED`` for an engine: libraries that would ask for Windows's DLLs. Each process writes its number into the folder ``PHLOEM_TEST_HIDDEN``.
 """
 
 # ruff: noqa: E402
@@ -25,7 +25,8 @@ import sys
 import tempfile  # noqa: F401
 from pathlib import Path
 
-for name in os.environ.get("PHLOEM_TEST_LOADED", "").split():
+is_engine = any("_main.run" in word for word in sys.orig_argv)
+for name in os.environ.get("PHLOEM_TEST_ENGINE_LOADED" if is_engine else "PHLOEM_TEST_LOADED", "").split():
     importlib.import_module(name)
 import zmq
 

@@ -6,7 +6,7 @@ The restarts take most of the time, so one runtime serves the whole module.
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,10 @@ def test_processes_draw_with_the_bits_of_virtual_ranks(runtime: phloem.Runtime, 
     check_bits(runtime, config, PROMPTS)
 
 
-def check_tokens(runtime: phloem.Runtime, config: EngineConfig, prompts: list[str], *, times: int = 1) -> None:
-    """They are those of one rank, also when they are drawn again."""
+def check_tokens(
+    runtime: phloem.Runtime, config: EngineConfig, prompts: list[str], *, waits: Sequence[Callable[[], bool]] = ()
+) -> None:
+    """They are those of one rank, also when they are drawn again after each of ``waits`` has become true."""
     whole = dict.fromkeys((*SPLITS, "expert_parallel"), 1)
     driver = Driver(EngineCore(msgspec.structs.replace(config, **whole, expert_copies=0)))
     expected = []
@@ -101,7 +103,8 @@ def check_tokens(runtime: phloem.Runtime, config: EngineConfig, prompts: list[st
         outcome = driver.run([o.Text(op=0, seq=0, text=prompt), gen, o.Close(op=2, seq=0)])
         expected.append(outcome.done[1].meta.candidates[0].token_ids)
     driver.engine.close()
-    for _ in range(times):
+    for holds in (lambda: True, *waits):
+        wait_until(holds)
         runtime.flush_cache()
         found = [runtime.generate(prompt, **GREEDY).meta.candidates[0].token_ids for prompt in prompts]
         assert found == expected
@@ -110,15 +113,15 @@ def check_tokens(runtime: phloem.Runtime, config: EngineConfig, prompts: list[st
 def test_processes_copy_experts_and_draw_the_tokens_of_one_rank_before_and_after(
     runtime: phloem.Runtime, config: EngineConfig
 ) -> None:
-    """Each prompt is one step, which is long enough for copies to be used."""
-    prompts = [f"{i} of the leaves rose, " * 84 for i in range(5)]
-    check_tokens(runtime, config, prompts, times=2)
+    """Each prompt is one step, which is long enough for copies to be used. All of them make a review due, for which an
+    idle moment is waited; it looks at one of two mixtures, and the second gets copies.
+    """
 
     def copies() -> Any:
         return runtime.info()["expert_copies"]
 
-    wait_until(lambda: copies()["num_copied"] >= 1)  # in an idle moment
-    check_tokens(runtime, config, prompts)
+    waits = (lambda: bool(copies()["mixtures"]), lambda: copies()["num_copied"] >= 1)
+    check_tokens(runtime, config, [f"{i} of the leaves rose, " * 84 for i in range(5)], waits=waits)
     assert any(one["copies"] for one in copies()["mixtures"])
 
 
@@ -134,8 +137,8 @@ async def ended_midway(runtime: phloem.Runtime, prompt: str, pid: int, number: s
 
 @pytest.mark.parametrize(
     ("victim", "number"),
-    [("rank 1", signal.SIGKILL), ("rank 1", signal.SIGSTOP), ("rank 0", signal.SIGKILL)],
-    ids=["killed", "stopped", "rank 0 killed"],
+    [("rank 1", signal.SIGKILL), ("rank 0", signal.SIGKILL)],
+    ids=["killed", "rank 0 killed"],
 )
 def test_a_program_goes_on_after_the_loss_of_a_rank_and_no_process_stays(
     runtime: phloem.Runtime, victim: str, number: signal.Signals
@@ -174,7 +177,7 @@ def test_stages_draw_with_the_bits_of_virtual_ranks_and_outlive_a_stopped_rank(c
         assert not any(map(is_alive, [before.pid, *ranks]))
 
 
-def test_spread_slots_draw_with_the_bits_of_virtual_ranks_and_outlive_a_killed_rank(config: EngineConfig) -> None:
+def test_spread_slots_draw_with_the_bits_of_virtual_ranks_and_outlive_a_stopped_rank(config: EngineConfig) -> None:
     """Prompts of more than 32 tokens are shared out between the two ranks."""
     spread = msgspec.structs.replace(config, tensor_parallel=1, expert_parallel=1, expert_copies=0, sequence_parallel=2)
     with phloem.Runtime(spread, replicas=1) as runtime:
@@ -183,7 +186,7 @@ def test_spread_slots_draw_with_the_bits_of_virtual_ranks_and_outlive_a_killed_r
         expected = runtime.generate("slot " * 9, None, temperature=0.0, max_tokens=40, ignore_eos=True).text
         before = runtime.fleet()[0]
         (other,) = children(before.pid)
-        midway = ended_midway(runtime, "slot " * 9, other, signal.SIGKILL)
+        midway = ended_midway(runtime, "slot " * 9, other, signal.SIGSTOP)
         assert asyncio.run(asyncio.wait_for(midway, 240.0)) == expected
         assert runtime.fleet()[0].restarts > before.restarts and not is_alive(other)
 
