@@ -1,8 +1,9 @@
 """On ``PYTHONPATH`` this makes a Linux do what Windows does, in a Python process and those that it starts.
 
 Windows lacks the modules, names, sockets and files that are hidden here, and some calls do something else there. What
-Python's own modules need of the system is imported before it is hidden, and so is what ``PHLOEM_TEST_LOADED`` names for
-a server and ``PHLOEM_TEST_ENGINE_LOADED`` for an engine: libraries that would ask for Windows's DLLs. Each process writes its number into the folder ``PHLOEM_TEST_HIDDEN``.
+Python's own modules need of the system is imported before it is hidden, and so are libraries that would ask for
+Windows's DLLs: those that ``PHLOEM_TEST_LOADED`` names, or for an engine ``PHLOEM_TEST_ENGINE_LOADED``. Each process
+writes its number into the folder ``PHLOEM_TEST_HIDDEN``.
 """
 
 # ruff: noqa: E402

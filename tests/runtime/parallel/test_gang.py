@@ -6,7 +6,7 @@ The restarts take most of the time, so one runtime serves the whole module.
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from phloem.runtime.engine import EngineCore
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.models.tiny import make_tiny_model
 from phloem.tests.runtime.parallel.virtual import VirtualGang
-from phloem.tests.runtime.wire import wait_until
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 PROMPTS = ["the sap rises", "木 and leaf " * 9, "42"]
@@ -92,9 +91,9 @@ def test_processes_draw_with_the_bits_of_virtual_ranks(runtime: phloem.Runtime, 
 
 
 def check_tokens(
-    runtime: phloem.Runtime, config: EngineConfig, prompts: list[str], *, waits: Sequence[Callable[[], bool]] = ()
+    runtime: phloem.Runtime, config: EngineConfig, prompts: list[str], *, until: Callable[[], bool] = lambda: True
 ) -> None:
-    """They are those of one rank, also when they are drawn again after each of ``waits`` has become true."""
+    """They are those of one rank, also when they are drawn again, at most ten times before ``until`` and once after."""
     whole = dict.fromkeys((*SPLITS, "expert_parallel"), 1)
     driver = Driver(EngineCore(msgspec.structs.replace(config, **whole, expert_copies=0)))
     expected = []
@@ -103,25 +102,29 @@ def check_tokens(
         outcome = driver.run([o.Text(op=0, seq=0, text=prompt), gen, o.Close(op=2, seq=0)])
         expected.append(outcome.done[1].meta.candidates[0].token_ids)
     driver.engine.close()
-    for holds in (lambda: True, *waits):
-        wait_until(holds)
+    for _ in range(10):
+        is_last = until()
         runtime.flush_cache()
         found = [runtime.generate(prompt, **GREEDY).meta.candidates[0].token_ids for prompt in prompts]
         assert found == expected
+        if is_last:
+            return
+    raise AssertionError("it did not become true")
 
 
 def test_processes_copy_experts_and_draw_the_tokens_of_one_rank_before_and_after(
     runtime: phloem.Runtime, config: EngineConfig
 ) -> None:
-    """Each prompt is one step, which is long enough for copies to be used. All of them make a review due, for which an
-    idle moment is waited; it looks at one of two mixtures, and the second gets copies.
+    """Each prompt is one step, which is long enough for copies to be used. A review, due after so many tokens, looks at
+    one of two mixtures, and not each gains by copies.
     """
 
     def copies() -> Any:
         return runtime.info()["expert_copies"]
 
-    waits = (lambda: bool(copies()["mixtures"]), lambda: copies()["num_copied"] >= 1)
-    check_tokens(runtime, config, [f"{i} of the leaves rose, " * 84 for i in range(5)], waits=waits)
+    assert copies()["num_copied"] == 0
+    prompts = [f"{i} of the leaves rose, " * 84 for i in range(5)]
+    check_tokens(runtime, config, prompts, until=lambda: copies()["num_copied"] >= 1)
     assert any(one["copies"] for one in copies()["mixtures"])
 
 
