@@ -140,7 +140,9 @@ def serving(words: list[str], hidden: Path) -> Iterator[tuple[subprocess.Popen[s
         try:
             assert server.stdout is not None
             line = next((line for line in server.stdout if "http://" in line), "")
-            yield server, re.search(r"http://[\d.:]+", line)[0]  # type: ignore[index]
+            found = re.search(r"http://[\d.:]+", line)
+            assert found, "the server ended before it told its address"
+            yield server, found[0]
         finally:
             server.kill()
 

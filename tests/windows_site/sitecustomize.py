@@ -25,14 +25,15 @@ import subprocess
 import sys
 import tempfile  # noqa: F401
 from pathlib import Path
+from typing import Any
 
 is_engine = any("_main.run" in word for word in sys.orig_argv)
 for name in os.environ.get("PHLOEM_TEST_ENGINE_LOADED" if is_engine else "PHLOEM_TEST_LOADED", "").split():
     importlib.import_module(name)
 import zmq
 
-for name in ("fcntl", "grp", "pwd", "resource", "termios", "tty"):
-    sys.modules[name] = None  # type: ignore[assignment]
+modules: Any = sys.modules
+modules.update(dict.fromkeys(("fcntl", "grp", "pwd", "resource", "termios", "tty")))
 for module, names in (
     (
         os,
@@ -64,10 +65,10 @@ def kill(pid: int, number: int) -> None:
     _kill(pid, number and KILL)
 
 
-def rename(source: object, target: object, **places: object) -> None:
-    if os.path.exists(target):  # type: ignore[arg-type]
+def rename(source: Any, target: Any, **places: Any) -> None:
+    if os.path.exists(target):
         raise FileExistsError(target)
-    _rename(source, target, **places)  # type: ignore[arg-type]
+    _rename(source, target, **places)
 
 
 def hide_proc(path: object) -> None:
@@ -75,14 +76,14 @@ def hide_proc(path: object) -> None:
         raise FileNotFoundError(2, "hidden", str(path))
 
 
-def open_hidden(file: object, *arguments: object, **options: object) -> object:
+def open_hidden(file: Any, *arguments: Any, **options: Any) -> Any:
     hide_proc(file)
-    return _open(file, *arguments, **options)  # type: ignore[call-overload]
+    return _open(file, *arguments, **options)
 
 
-def stat_hidden(path: object, **options: object) -> os.stat_result:
+def stat_hidden(path: Any, **options: Any) -> os.stat_result:
     hide_proc(path)
-    return _stat(path, **options)  # type: ignore[arg-type]
+    return _stat(path, **options)
 
 
 def select_sockets(reads: list, writes: list, errors: list, *timeout: float) -> object:
@@ -94,10 +95,10 @@ def select_sockets(reads: list, writes: list, errors: list, *timeout: float) -> 
     return _select(reads, writes, errors, *timeout)
 
 
-def start(self: subprocess.Popen, *arguments: object, **options: object) -> None:
+def start(self: subprocess.Popen, *arguments: Any, **options: Any) -> None:
     if options.get("pass_fds") or options.get("preexec_fn"):
         raise ValueError("pass_fds and preexec_fn are not supported on Windows")
-    _popen(self, *arguments, **options)  # type: ignore[arg-type]
+    _popen(self, *arguments, **options)
 
 
 def end(self: subprocess.Popen) -> None:
@@ -113,14 +114,15 @@ def pair(*_: object) -> tuple[socket.socket, socket.socket]:
 
 
 def no_signals(self: object, *arguments: object) -> None:
+    """As the event loops of Windows do."""
     raise NotImplementedError
 
 
-def without_ipc(method: object) -> object:
-    def call(self: zmq.Socket, url: str, *arguments: object) -> object:
+def without_ipc(method: Any) -> Any:
+    def call(self: zmq.Socket, url: str, *arguments: Any) -> Any:
         if isinstance(url, str) and url.startswith("ipc:"):
             raise zmq.ZMQError(zmq.EPROTONOSUPPORT)
-        return method(self, url, *arguments)  # type: ignore[operator]
+        return method(self, url, *arguments)
 
     return call
 
@@ -130,7 +132,8 @@ io.open = builtins.open = open_hidden
 select.select, socket.socketpair = select_sockets, pair
 selectors.DefaultSelector = selectors.SelectSelector
 subprocess.Popen.__init__, subprocess.Popen.kill, subprocess.Popen.terminate = start, end, end
-asyncio.SelectorEventLoop.add_signal_handler = no_signals  # type: ignore[method-assign]
+loop: Any = asyncio.SelectorEventLoop
+loop.add_signal_handler = no_signals
 zmq.has = zmq.backend.has = lambda what: what != "ipc"
 zmq.Socket.bind, zmq.Socket.connect = without_ipc(zmq.Socket.bind), without_ipc(zmq.Socket.connect)
 sys.platform = "win32"
