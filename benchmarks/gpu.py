@@ -20,6 +20,7 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,15 +36,18 @@ except ImportError:  # the checkout may not be installed
     os.symlink(Path(__file__).resolve().parents[1], Path(_folder) / "phloem")
     sys.path.insert(0, _folder)
     import phloem
+import numpy as np
 import torch
 from phloem.benchmarks import roofline
-from phloem.kernels import reference
+from phloem.kernels import SampleBatch, reference
 from phloem.kernels.backend import triton_backend, using
+from phloem.runtime.executor.accelerator import CudaAccelerator
 
 from . import RESULTS, gpu_kernels, gpu_ranks, header
 
 ROOT = Path(phloem.__file__).parent
 TRIALS = 15
+FLUSHED = 512 << 20  # bytes, several times the L2 cache
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Bench:
         self.device = torch.device("cpu" if smoke else "cuda")
         self.dtype = torch.float32 if smoke else torch.bfloat16
         self.figures: list[Figure] = []
+        self.faults: list[str] = []
         self.machine = roofline.H200 if smoke else self._measured()
 
     def _measured(self) -> roofline.DeviceSpec:
@@ -85,11 +90,18 @@ class Bench:
         flops = 2 * 8192**3 / (self.time(lambda: a @ b) / 1e3)
         return roofline.DeviceSpec(torch.cuda.get_device_name(), copy, flops)
 
-    def time(self, call: Callable[[], object]) -> float:
-        """Median milliseconds. The L2 cache is overwritten before every trial."""
+    def time(self, call: Callable[[], object], *, in_graph: bool = True) -> float:
+        """Median milliseconds of ``call`` as a CUDA graph, so that the host's time to launch it does not count.
+
+        ``in_graph`` False: of a plain call, for one that a graph cannot hold. The L2 cache is overwritten before every
+        trial, which also gives the host time to queue a plain call.
+        """
         call()
         torch.cuda.synchronize()
-        flush = torch.empty(64 << 20, dtype=torch.int32, device=self.device)
+        if in_graph:
+            graph, _ = CudaAccelerator(self.device).capture(lambda: (call(), torch.empty(0))[1])
+            call = graph.replay
+        flush = torch.empty(FLUSHED, dtype=torch.uint8, device=self.device)
         taken = []
         for _ in range(TRIALS):
             flush.zero_()
@@ -112,20 +124,26 @@ class Bench:
         other: str = "",
         other_call: Callable[[], object] | None = None,
         note: str = "",
+        timed: Callable[[], object] | None = None,
+        in_graph: bool = True,
+        other_in_graph: bool = True,
     ) -> None:
-        """Check and time one case. ``expected`` is None if the case is too large for the reference."""
+        """Check and time one case. ``expected`` is None if the case is too large for the reference. ``timed``: what is
+        timed if not ``call``. See ``time`` for ``in_graph``.
+        """
         error = None
         if expected is not None:
             found, wanted = _float(call()), _float(expected())
             error = float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-9))
             limit = 1e-4 if self.dtype == torch.float32 else 2e-2
             if not error <= limit:
-                raise SystemExit(f"{part}, {case}: wrong by {error:.2e} of the largest result (limit {limit:g})")
+                self.fault(f"{part}, {case}: wrong by {error:.2e} of the largest result (limit {limit:g})")
+                return
         if self.smoke:
             self.figures.append(Figure(part, case, error, note=note))
         else:
-            other_ms = self.time(other_call) if other_call is not None else None
-            ms, least = self.time(call), work.seconds(self.machine) * 1e3
+            other_ms = self.time(other_call, in_graph=other_in_graph) if other_call is not None else None
+            ms, least = self.time(timed or call, in_graph=in_graph), work.seconds(self.machine) * 1e3
             bound = work.bound(self.machine)
             self.figures.append(Figure(part, case, error, ms, least, bound, other, other_ms, note))
         print(_line(self.figures[-1]), flush=True)
@@ -133,9 +151,15 @@ class Bench:
     def note(self, part: str, case: str, error: float, *, limit: float) -> None:
         """A case that is checked and not timed."""
         if not error <= limit:
-            raise SystemExit(f"{part}, {case}: wrong by {error:.2e} of the largest result (limit {limit:g})")
+            self.fault(f"{part}, {case}: wrong by {error:.2e} of the largest result (limit {limit:g})")
+            return
         self.figures.append(Figure(part, case, error))
         print(_line(self.figures[-1]), flush=True)
+
+    def fault(self, what: str) -> None:
+        """A wrong result or an error. The other cases run; the command ends with 1."""
+        self.faults.append(what)
+        print(f"FAULT: {what}", flush=True)
 
     def randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=self.device, dtype=self.dtype)
@@ -268,7 +292,33 @@ def elementwise(bench: Bench) -> None:
         lambda: reference.apply_bitmask(logits.clone(), words).nan_to_num(neginf=-1e4),
         roofline.apply_bitmask(few, vocab, forbidden=0.5),
         note="half of the tokens forbidden",
+        timed=lambda: triton.apply_bitmask(logits, words),
     )
+
+
+def sampling(bench: Bench) -> None:
+    """Draws from rows of logits: greedy, at a temperature, and with both cuts."""
+    vocab = 128_256 if not bench.smoke else 300
+    triton = triton_backend()
+    for rows in (1, 256) if not bench.smoke else (2,):
+        logits = 4 * torch.randn(rows, vocab, device=bench.device)
+        for name, temperature, top_k, top_p in (
+            ("greedy", 0.0, -1, 1.0),
+            ("temperature", 0.8, -1, 1.0),
+            ("top-k and top-p", 0.8, 50, 0.9),
+        ):
+            rng = np.random.default_rng(0)
+            columns = [np.full(rows, value) for value in (temperature, top_k, top_p, 0.0)]
+            batch = SampleBatch(*columns, rng.random(rows))
+            bench.add(
+                "sampling",
+                f"{rows:,} x {vocab:,}, {name}",
+                lambda logits=logits, batch=batch: triton.sample(logits, batch).token_ids.float(),
+                lambda logits=logits, batch=batch: reference.sample(logits, batch).token_ids.float(),
+                roofline.Work(4.0 * rows * vocab),
+                timed=lambda logits=logits, batch=batch: triton.sample(logits, batch),
+                in_graph=False,
+            )
 
 
 # -- the engine -------------------------------------------------------------------------------------------------------
@@ -310,6 +360,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "decode_attention": decode_attention,
     "prefill_attention": prefill_attention,
     "elementwise": elementwise,
+    "sampling": sampling,
     **gpu_kernels.PARTS,
     **gpu_ranks.PARTS,
     "engine": engine,
@@ -384,11 +435,17 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     with _backend(arguments.smoke):
         for name in arguments.parts or PARTS:
-            PARTS[name](bench)
-            made = {**about, "machine_rates": asdict(bench.machine), "smoke": arguments.smoke}
+            try:
+                PARTS[name](bench)
+            except Exception as error:
+                traceback.print_exc()
+                bench.fault(f"{name}: {type(error).__name__}: {error}")
+            made = {**about, "machine_rates": asdict(bench.machine), "smoke": arguments.smoke, "faults": bench.faults}
             figures = [{**asdict(figure), "share": figure.share} for figure in bench.figures]
             (arguments.out / "gpu.json").write_text(json.dumps({**made, "figures": figures}, indent=2) + "\n")
             (arguments.out / "gpu.md").write_text(report(bench, about))
+    if bench.faults:
+        raise SystemExit(f"{len(bench.faults)} faults, the first: {bench.faults[0]}")
 
 
 if __name__ == "__main__":

@@ -116,6 +116,7 @@ def experts(bench: Bench) -> None:
             roofline.mix_experts(tokens, **shape),
             other="torch, all experts",
             other_call=partial(reference.mix_experts, *inputs),
+            other_in_graph=False,
             note=f"{taken} experts taken",
         )
         bench.add(

@@ -120,6 +120,7 @@ def attention_build(
             "PADDED_DIM": triton.next_power_of_2(head_dim),
             "BLOCK_M": max(shape.block_m, triton.next_power_of_2(group)),
             "BLOCK_N": shape.block_n_fp8 or shape.block_n if pool == "*u8" else shape.block_n,
+            "IS_DECODE": "decode" in name or "one token" in name,
             "IS_SPLIT": shape.split_len > 0 or "IS_PARTIAL" in flags,
             **{flag: flag in flags for flag in _FLAGS},
             "PRODUCTS": tl.bfloat16,

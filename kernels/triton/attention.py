@@ -55,6 +55,7 @@ def attention_kernel(
     PADDED_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    IS_DECODE: tl.constexpr,  # each row has one query: a block is a row, and block_rows is not read
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
@@ -71,7 +72,8 @@ def attention_kernel(
     | k_cache, v_cache                       | [slots, Hkv, D], or bytes of fp8                  | always          |
     | slot_table, table_stride, row_ids      | int32 [lines, L]; the line of each row            | always          |
     | query_starts, kv_lens                  | int32 [R + 1], [R]                                | not HAS_PIECES  |
-    | block_rows, block_tokens               | int32 [blocks]: row (-1: padding), first token    | not HAS_PIECES  |
+    | block_rows, block_tokens               | int32 [blocks]: row (-1: padding), first token    | neither of      |
+    |                                        |                                                   | them, IS_DECODE |
     | pieces, piece_order                    | int32 [P, FIELDS], [tokens of all pieces]         | HAS_PIECES      |
     | own_from                               | int32 [T]: first split that pieces do not read    | IS_AFTER_PIECES |
     | ends, firsts                           | int32 [T]: the keys of each query                 | IS_PARTIAL      |
@@ -99,10 +101,13 @@ def attention_kernel(
         first_key = split * split_len
         end_key = first_key + split_len
     else:
-        row = tl.load(block_rows + block)
-        if row < 0:  # padding: the grid has room for the most blocks that such a batch could have
-            return
-        first = tl.load(block_tokens + block)
+        row = block
+        first = block
+        if not IS_DECODE:
+            row = tl.load(block_rows + block)
+            if row < 0:  # padding: the grid has room for the most blocks that such a batch could have
+                return
+            first = tl.load(block_tokens + block)
         own_split = 0
         if IS_AFTER_PIECES:
             own_split = tl.load(own_from + first)
@@ -366,8 +371,11 @@ def _attend(
     head_parts = head_parts_of(group, config.block_m) if head_dim > WIDE else 1
     group //= head_parts
     block_m = max(config.block_m, triton.next_power_of_2(group))
+    is_decode = pieces is None and num_tokens == row_ids.shape[0]
     if pieces is not None:  # these are its blocks
         num_blocks, block_rows, block_tokens = len(pieces.pieces), kv_lens, kv_lens
+    elif is_decode:
+        num_blocks, block_rows, block_tokens = num_tokens, kv_lens, kv_lens
     else:
         block_rows, block_tokens = blocks_of(query_starts, num_tokens, block_m // group)
         num_blocks = len(block_rows)
@@ -403,6 +411,7 @@ def _attend(
         PADDED_DIM=max(triton.next_power_of_2(head_dim), 16),
         BLOCK_M=block_m,
         BLOCK_N=config.block_n_fp8 or config.block_n if k_cache.element_size() == 1 else config.block_n,
+        IS_DECODE=is_decode,
         HAS_WINDOW=sliding_window > 0,
         HAS_SOFT_CAP=soft_cap > 0,
         IS_SPLIT=num_splits > 1 or seen is not None,
