@@ -55,7 +55,7 @@ def _collectives(bench: Bench, link: Link) -> None:
             return into
 
         case, work = f"{rows:,} x {width:,}", roofline.Work(2 * x.numel() * x.element_size())
-        bench.add("collective to itself", case, move, lambda x=x: x, work)
+        bench.add("collective to itself", case, move, lambda x=x: x, work, in_graph=False)
         if not bench.smoke:
             graph, moved = CudaAccelerator(bench.device).capture(move)
 
@@ -63,7 +63,7 @@ def _collectives(bench: Bench, link: Link) -> None:
                 graph.replay()
                 return moved
 
-            bench.add("collective to itself", f"{case}, in a graph", replay, lambda x=x: x, work)
+            bench.add("collective to itself", f"{case}, in a graph", replay, lambda x=x: x, work, in_graph=False)
 
 
 def _split_logits(bench: Bench, folder: Path) -> None:
