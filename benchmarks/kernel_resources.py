@@ -175,7 +175,15 @@ def builds(arch: int) -> Iterator[Build]:
                 **dict.fromkeys(("positions", "out_slots"), "*i64"),
                 **dict.fromkeys(("q_stride", "k_stride", "v_stride", "num_heads", "num_kv_heads", "rotary"), "i32"),
             },
-            {"HEAD_DIM": 128, "HALF": 64, "WHOLE": 128, "HAS_NORM": normed, "HAS_VALUES": True},
+            {
+                "HEAD_DIM": 128,
+                "HALF": 64,
+                "WHOLE": 128,
+                "HEADS": 4,
+                "HAS_NORM": normed,
+                "HAS_REST": False,
+                "HAS_VALUES": True,
+            },
             1,
             aligned=("q_stride", "k_stride", "v_stride", "rotary"),
         )
@@ -298,7 +306,7 @@ def product_builds(config: Config) -> Iterator[Build]:
                 shape.num_stages,
                 ("width_out", "width_in", "x_stride"),
             )
-    sizes = ("num_groups", "width_out", "width_in", "scales_a_row", "divide", "x_stride", "out_stride")
+    sizes = ("width_out", "width_in", "scales_a_row", "divide", "x_stride", "out_stride")
     for size, shape in (("few", config.grouped_few), ("many", config.grouped_many)):
         for name, adds, stored in (
             ("", False, "*bf16"),
@@ -330,6 +338,16 @@ def product_builds(config: Config) -> Iterator[Build]:
                 shape.num_stages,
                 ("width_out", "width_in", "x_stride", "out_stride"),
             )
+    yield Build(
+        "rows of 128 groups",
+        grouped.group_rows_kernel,
+        {
+            **dict.fromkeys(("ids", "order", "starts", "block_groups", "block_firsts"), "*i32"),
+            **dict.fromkeys(("num_rows", "num_groups", "num_blocks"), "i32"),
+        },
+        {"BINS": 256, "BLOCK_M": config.grouped_few.block_m, "BLOCK": grouped.GROUP_BLOCK},
+        4,
+    )
     yield Build(
         "route 8 of 128 experts",
         experts.route_kernel,

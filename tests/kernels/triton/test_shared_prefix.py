@@ -16,11 +16,13 @@ from phloem.kernels import (
     shared_prefix_attention,
 )
 from phloem.kernels.shared import PIECE_FIELDS
+from phloem.tests.gpu import ON_A_GPU
 from phloem.tests.kernels.test_attention import CASES, Case
 
 attention, config, fp8, rope = (
     importlib.import_module(f"phloem.kernels.triton.{name}") for name in ("attention", "config", "fp8", "rope")
 )
+DEVICE = "cuda" if ON_A_GPU else "cpu"  # of what the test's own kernel reads
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 
@@ -88,11 +90,12 @@ def test_bytes_are_torch_s_8_bit_floats() -> None:
     every = every[~every.isnan()].sort().values
     between = (every[1:] + every[:-1]) / 2  # ties, which go to the even neighbour
     x = torch.cat((every, between, between * 1.0001, torch.randn(500) * 100, torch.randn(500) * 0.01)).clamp(-448, 448)
-    out, back = torch.empty(len(x), dtype=torch.uint8), torch.empty(len(x))
+    x = x.to(DEVICE)
+    out, back = torch.empty(len(x), dtype=torch.uint8, device=DEVICE), torch.empty(len(x), device=DEVICE)
     encode_kernel[(1,)](x, out, back, len(x), BLOCK=2048)
     assert torch.equal(back, x.to(torch.float8_e4m3fn).float())
     assert torch.equal(out.view(torch.float8_e4m3fn).float(), back)
-    encode_kernel[(1,)](torch.tensor([1e9, -500.0]), out, back, 2, BLOCK=2)
+    encode_kernel[(1,)](torch.tensor([1e9, -500.0], device=DEVICE), out, back, 2, BLOCK=2)
     assert back[:2].tolist() == [448.0, -448.0]
 
 
