@@ -300,27 +300,40 @@ def elementwise(bench: Bench) -> None:
 
 
 def sampling(bench: Bench) -> None:
-    """Draws from rows of logits: greedy, at a temperature, and with both cuts."""
+    """Draws from rows of logits: greedy, at a temperature, with cuts, with cuts of flat logits, and with masks."""
     vocab = 128_256 if not bench.smoke else 300
-    triton = triton_backend()
+    from phloem.kernels.triton import sampling as triton_sampling
+
+    num_words = (vocab + 31) // 32
     for rows in (1, 256) if not bench.smoke else (2,):
         logits = 4 * torch.randn(rows, vocab, device=bench.device)
-        for name, temperature, top_k, top_p in (
-            ("greedy", 0.0, -1, 1.0),
-            ("temperature", 0.8, -1, 1.0),
-            ("top-k and top-p", 0.8, 50, 0.9),
+        words = torch.randint(-(2**31), 2**31, (rows, num_words), device=bench.device).int()
+        for name, source, temperature, top_k, top_p, mask in (
+            ("greedy", logits, 0.0, -1, 1.0, None),
+            ("temperature", logits, 0.8, -1, 1.0, None),
+            ("top-k and top-p", logits, 0.8, 50, 0.9, None),
+            ("top-p", logits, 0.8, -1, 0.9, None),
+            ("top-p, flat", logits / 8, 1.0, -1, 0.9, None),
+            ("temperature, masked", logits, 0.8, -1, 1.0, words),
         ):
             rng = np.random.default_rng(0)
             columns = [np.full(rows, value) for value in (temperature, top_k, top_p, 0.0)]
             batch = SampleBatch(*columns, rng.random(rows))
+            has_cuts = top_k > 0 or top_p < 1
+            parameters = torch.from_numpy(np.stack([*columns, batch.draw])).to(bench.device) if temperature else None
             bench.add(
                 "sampling",
                 f"{rows:,} x {vocab:,}, {name}",
-                lambda logits=logits, batch=batch: triton.sample(logits, batch).token_ids.float(),
-                lambda logits=logits, batch=batch: reference.sample(logits, batch).token_ids.float(),
-                roofline.Work(4.0 * rows * vocab),
-                timed=lambda logits=logits, batch=batch: triton.sample(logits, batch),
-                in_graph=False,
+                lambda source=source, batch=batch, mask=mask: triton_sampling.sample(
+                    source, batch, mask=mask
+                ).token_ids.float(),
+                lambda source=source, batch=batch, mask=mask: reference.sample(
+                    source if mask is None else reference.apply_bitmask(source.clone(), mask), batch
+                ).token_ids.float(),
+                roofline.Work(4.0 * rows * (vocab + (0 if mask is None else num_words))),
+                timed=lambda source=source, parameters=parameters, mask=mask, has_cuts=has_cuts: triton_sampling.draw(
+                    source, parameters, has_cuts=has_cuts, mask=mask
+                ),
             )
 
 

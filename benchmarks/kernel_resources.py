@@ -196,6 +196,37 @@ def builds(arch: int) -> Iterator[Build]:
             config.elementwise_warps,
             aligned=("width",),
         )
+    yield from logit_builds()
+
+
+def sample_builds(name: str, absent: tuple[str, ...]) -> Iterator[Build]:
+    """The two kernels of a draw. ``absent``: arguments that are None."""
+    types = {
+        **dict.fromkeys(("logits", "stats", "maxima", "listed_logits", "logprobs"), "*fp32"),
+        **dict.fromkeys(("mask", "lines", "bests", "listed_groups", "listed_tokens"), "*i32"),
+        "parameters": "*fp64",
+        "token_ids": "*i64",
+        **dict.fromkeys(("num_rows", "vocab_size", "num_words", "logits_stride", "num_parts", "num_groups"), "i32"),
+    }
+    if "maxima" in absent:
+        absent = (*absent, "listed_groups", "listed_tokens", "listed_logits")
+    scratch = ("listed_groups", "listed_tokens", "listed_logits")
+    aligned = ("vocab_size", "logits_stride")
+    part = {**{argument: None for argument in absent if argument not in scratch}, "PART": sampling.PART}
+    yield Build(f"sample part, {name}", sampling.part_kernel, types, part, sampling.PART_WARPS, aligned=aligned)
+    row = {
+        **dict.fromkeys(absent),
+        "PART": sampling.PART,
+        "PARTS": 32,
+        "BLOCK": sampling.BLOCK,
+        "PIVOTS": sampling.PIVOTS,
+        "CAPACITY": sampling.CAPACITY,
+    }
+    yield Build(f"sample, {name}", sampling.draw_kernel, types, row, sampling.DRAW_WARPS, aligned=aligned)
+
+
+def logit_builds() -> Iterator[Build]:
+    """Builds of the kernels from logits to tokens; every architecture has the same."""
     yield Build(
         "apply_bitmask",
         edits.apply_bitmask_kernel,
@@ -203,24 +234,20 @@ def builds(arch: int) -> Iterator[Build]:
             "logits": "*fp32",
             "mask": "*i32",
             "rows": "*i64",
-            **dict.fromkeys(("vocab_size", "num_words", "logits_stride"), "i32"),
+            **dict.fromkeys(("vocab_size", "num_words", "logits_stride", "mask_stride"), "i32"),
         },
-        {"BLOCK": config.elementwise_block},
-        config.elementwise_warps,
+        {"BLOCK": edits.MASK_BLOCK},
+        edits.MASK_WARPS,
+        aligned=("vocab_size", "logits_stride"),
     )
-    yield from logit_builds()
-
-
-def logit_builds() -> Iterator[Build]:
-    """Builds of the kernels from logits to tokens; every architecture has the same."""
-    sizes = dict.fromkeys(("num_rows", "vocab_size", "logits_stride"), "i32")
-    yield Build(
-        "sample",
-        sampling.sample_kernel,
-        {"logits": "*fp32", "parameters": "*fp64", "token_ids": "*i64", "logprobs": "*fp32", **sizes},
-        {"BLOCK": sampling.BLOCK},
-        sampling.NUM_WARPS,
-    )
+    for name, absent in (
+        ("greedy", ("mask", "lines", "parameters", "maxima")),
+        ("temperature", ("mask", "lines", "maxima")),
+        ("masked", ("lines", "maxima")),
+        ("cuts", ("mask", "lines")),
+        ("masked cuts", ()),
+    ):
+        yield from sample_builds(name, absent)
     yield Build(
         "logit bias",
         edits.add_bias_kernel,

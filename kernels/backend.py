@@ -368,6 +368,7 @@ def triton_backend() -> Backend:
         apply_bitmask=triton_edits.apply_bitmask,
         apply_edits=triton_edits.apply_edits,
         sample=triton_sampling.sample,
+        sample_masked=triton_sampling.sample,
     )
 
 
