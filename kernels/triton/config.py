@@ -34,20 +34,16 @@ class ProductConfig:
 
 @dataclass(frozen=True, slots=True)
 class RowConfig:
-    """A product of one row: up to ``block_n`` results of a program, ``block_k`` terms at a time."""
+    """A product of one row: ``block_n`` results of a program, ``block_k`` terms at a time.
+
+    A thread has 16 stored bytes of each of four results: with many terms and few results of a program, programs enough
+    are at work for a narrow weight too.
+    """
 
     block_n: int
     block_k: int
     num_warps: int
-    num_stages: int
-    least_programs: int = 512  # several for each multiprocessor
-
-    def block_n_of(self, width_out: int) -> int:
-        """Fewer results of a program where there would be too few programs."""
-        block_n = self.block_n
-        while block_n > self.num_warps and width_out < block_n * self.least_programs:
-            block_n //= 2
-        return block_n
+    num_stages: int = 1
 
     def of_width(self, width_in: int) -> Self:
         """The same block with fewer terms of more results, where a row has fewer terms."""
@@ -86,9 +82,9 @@ CONFIGS = {
         shared=AttentionConfig(block_m=128, block_n=64, block_n_fp8=32, num_warps=8, num_stages=2, split_len=512),
         wide_decode=AttentionConfig(block_m=16, block_n=16, num_warps=8, num_stages=2, split_len=512),
         wide_prefill=AttentionConfig(block_m=16, block_n=16, num_warps=8, num_stages=2),
-        row_int4=RowConfig(block_n=1, block_k=4096, num_warps=4, num_stages=1),
-        row_bytes=RowConfig(block_n=16, block_k=512, num_warps=4, num_stages=1),
-        row_dense=RowConfig(block_n=16, block_k=256, num_warps=4, num_stages=1),
+        row_int4=RowConfig(block_n=1, block_k=4096, num_warps=4),
+        row_bytes=RowConfig(block_n=4, block_k=2048, num_warps=4),
+        row_dense=RowConfig(block_n=4, block_k=1024, num_warps=4),
         most_unpacked_in_registers=64,
         quantized_few=ProductConfig(block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=3),
         quantized_many=ProductConfig(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3),
@@ -101,9 +97,9 @@ CONFIGS = {
         shared=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, split_len=1024),
         wide_decode=AttentionConfig(block_m=16, block_n=32, block_n_fp8=16, num_warps=16, num_stages=2, split_len=1024),
         wide_prefill=AttentionConfig(block_m=16, block_n=32, block_n_fp8=16, num_warps=16, num_stages=2),
-        row_int4=RowConfig(block_n=1, block_k=4096, num_warps=4, num_stages=1),
-        row_bytes=RowConfig(block_n=16, block_k=512, num_warps=4, num_stages=1),
-        row_dense=RowConfig(block_n=16, block_k=256, num_warps=4, num_stages=1),
+        row_int4=RowConfig(block_n=1, block_k=4096, num_warps=4),
+        row_bytes=RowConfig(block_n=4, block_k=2048, num_warps=4),
+        row_dense=RowConfig(block_n=4, block_k=1024, num_warps=4),
         most_unpacked_in_registers=64,
         quantized_few=ProductConfig(block_m=16, block_n=32, block_k=256, num_warps=4, num_stages=4),
         quantized_many=ProductConfig(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=4),

@@ -167,8 +167,7 @@ def row_product(
     packed = weight if isinstance(weight, QuantizedWeight) else None
     values, scale = (weight, x) if not isinstance(weight, QuantizedWeight) else (weight.values, weight.scale)
     config = config or (config_of(x.device).row_dense if packed is None else config_of(x.device).row_bytes)
-    block_n = config.block_n_of(width_out)
-    row_product_kernel[(triton.cdiv(width_out, block_n),)](
+    row_product_kernel[(triton.cdiv(width_out, config.block_n),)](
         x,
         values,
         scale,
@@ -181,7 +180,7 @@ def row_product(
         GROUP_LEN=0 if packed is None else packed.group_len,
         HAS_BIAS=bias is not None,
         HAS_FP8=has_fp8(x.device),
-        BLOCK_N=block_n,
+        BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         NUM_STAGES=config.num_stages,
         num_warps=config.num_warps,
