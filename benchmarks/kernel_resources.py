@@ -26,7 +26,9 @@ from phloem.kernels.triton import (
     norm,
     quantized,
     rope,
+    row,
     sampling,
+    unpack,
 )
 from phloem.kernels.triton.config import CONFIGS, AttentionConfig, Config, ProductConfig
 from triton.backends.compiler import GPUTarget
@@ -135,7 +137,7 @@ def builds(arch: int) -> Iterator[Build]:
     """A build of every kernel with each configuration shipped for ``arch``."""
     config = CONFIGS[arch]
     yield from attention_builds(config)
-    yield from product_builds(config)
+    yield from product_builds(arch, config)
     yield Build(
         "attention join",
         attention.join_kernel,
@@ -284,7 +286,69 @@ def logit_builds() -> Iterator[Build]:
     )
 
 
-def product_builds(config: Config) -> Iterator[Build]:
+def row_builds(arch: int, config: Config) -> Iterator[Build]:
+    """Builds of the products of one row, and of the kernels that unpack weights."""
+    has_fp8 = arch >= 89
+    yield Build(
+        "product int4, one row",
+        row.int4_row_kernel,
+        {
+            "x": "*i64",
+            "weight": "*i32",
+            **dict.fromkeys(("scale", "zero"), "*fp16"),
+            **dict.fromkeys(("bias", "out"), "*bf16"),
+            **dict.fromkeys(("width_out", "num_groups", "bits"), "i32"),
+        },
+        {"HAS_BIAS": True, "BLOCK_N": config.row_int4.block_n, "BLOCK_K": config.row_int4.block_k},
+        config.row_int4.num_warps,
+        aligned=("width_out", "num_groups"),
+    )
+    for kind, stored in (("int8", "*i8"), ("fp8", "*u8"), ("", "*bf16")):
+        shape = config.row_bytes if kind else config.row_dense
+        yield Build(
+            f"product {kind or 'bfloat16'}, one row",
+            row.row_product_kernel,
+            {
+                **dict.fromkeys(("x", "out", "bias"), "*bf16"),
+                "weight": stored,
+                "scale": {"int8": "*fp16", "fp8": "*fp32", "": "*bf16"}[kind],
+                **dict.fromkeys(("width_out", "width_in", "num_groups"), "i32"),
+            },
+            {
+                "KIND": kind,
+                "GROUP_LEN": {"int8": 32, "fp8": 128, "": 0}[kind],
+                "HAS_BIAS": True,
+                "HAS_FP8": has_fp8,
+                "BLOCK_N": shape.block_n,
+                "BLOCK_K": shape.block_k,
+                "NUM_STAGES": shape.num_stages,
+            },
+            shape.num_warps,
+            aligned=("width_out", "width_in"),
+        )
+    for kind, stored in (("int4", "*u8"), ("int8", "*i8"), ("fp8", "*u8")):
+        yield Build(
+            f"unpack {kind}",
+            unpack.unpack_kernel,
+            {
+                "values": stored,
+                **dict.fromkeys(("scale", "zero"), "*fp32" if kind == "fp8" else "*fp16"),
+                "out": "*bf16",
+                "num_chunks": "i32",
+            },
+            {
+                "KIND": kind,
+                "GROUP_LEN": 128 if kind == "fp8" else 32,
+                "HAS_FP8": has_fp8,
+                "BLOCK": unpack.BLOCK,
+            },
+            unpack.NUM_WARPS,
+            aligned=("num_chunks",),
+        )
+
+
+def product_builds(arch: int, config: Config) -> Iterator[Build]:
+    yield from row_builds(arch, config)
     for size, shape in (("few", config.quantized_few), ("many", config.quantized_many)):
         for kind, stored in (("int4", "*u8"), ("int8", "*i8"), ("fp8", "*u8")):
             yield Build(
@@ -300,6 +364,7 @@ def product_builds(config: Config) -> Iterator[Build]:
                     "KIND": kind,
                     "GROUP_LEN": 128 if kind == "fp8" else 32,
                     "HAS_BIAS": True,
+                    "HAS_FP8": arch >= 89,
                     **_blocks(shape),
                 },
                 shape.num_warps,
@@ -331,6 +396,7 @@ def product_builds(config: Config) -> Iterator[Build]:
                     "KIND": kind,
                     "GROUP_LEN": {"": 0, "fp8": 128}.get(kind, 32),
                     "HAS_SCALE": True,
+                    "HAS_FP8": arch >= 89,
                     "ADDS": adds,
                     **_blocks(shape),
                 },

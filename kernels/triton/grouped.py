@@ -15,7 +15,7 @@ from ..groups import GroupBlocks, Groups
 from ..quantized_weight import QuantizedWeight
 from .attention import product_type
 from .config import ProductConfig, config_of
-from .fp8 import decode_fp8
+from .fp8 import has_fp8, of_bytes
 from .quantized import add_int4_terms, of_groups
 
 GROUP_BLOCK = 1024  # rows that are read at a time to group them
@@ -113,6 +113,7 @@ def grouped_product_kernel(
     KIND: tl.constexpr,  # of packed weights; "": they are not packed
     GROUP_LEN: tl.constexpr,  # packed weights of one scale
     HAS_SCALE: tl.constexpr,
+    HAS_FP8: tl.constexpr,  # whether the device converts 8-bit floats
     ADDS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -156,7 +157,7 @@ def grouped_product_kernel(
                 GROUPS: tl.constexpr = (BLOCK_K + GROUP_LEN - 1) // GROUP_LEN
                 first = start // GROUP_LEN
                 step = of_groups(weight_scale, lines, inside, first, scales_a_row, GROUPS, BLOCK_K // GROUPS)
-                b = (decode_fp8(b) if KIND == "fp8" else b.to(tl.float32)) * step
+                b = of_bytes(b, KIND, HAS_FP8) * step
             sums = tl.dot(a.to(PRODUCTS), b.to(PRODUCTS), sums)
     if HAS_SCALE:
         sums = sums * tl.load(row_scale + pair, mask=valid, other=0.0)[:, None]
@@ -223,6 +224,7 @@ def grouped_product(
         KIND=kind,
         GROUP_LEN=group_len,
         HAS_SCALE=row_scale is not None,
+        HAS_FP8=has_fp8(x.device),
         ADDS=adds,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,

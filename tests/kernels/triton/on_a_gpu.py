@@ -17,7 +17,10 @@ ENTRIES = {
     "activation": ("silu_mul", "gelu_mul"),
     "edits": ("apply_bitmask", "apply_edits"),
     "sampling": ("sample",),
-    "quantized": ("quantized_product",),
+    "quantized": ("quantized_product", "block_product"),
+    "row": ("row_product",),
+    "unpack": ("unpacked_product",),
+    "dense": ("dense_product",),
     "experts": ("route_experts", "mix_experts"),
     "grouped": ("add_adapters", "group_rows"),
 }

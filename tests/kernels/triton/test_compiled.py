@@ -46,6 +46,7 @@ def test_every_kernel_is_in_the_table_and_the_table_is_the_one_kept(rows: list[l
             "attention prefill DeepSeek-V3 fp8 pool",
         ),
         *("norm_rope_write_kv 128", "rope_write_kv 128 fp8 pool", "gelu_mul", "route 8 of 128 experts"),
+        *("product int4, one row", "product bfloat16, one row", "unpack int4", "unpack fp8"),
         *("product int4, few rows", "product int8, many rows", "product fp8, few rows"),
         *("grouped product, few rows", "grouped product added, many rows", "grouped product fp8, few rows"),
         *("grouped product int4, many rows", "grouped product int8, few rows"),

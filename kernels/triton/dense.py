@@ -1,0 +1,14 @@
+"""Products with weights that are not packed: torch's, but for one row of bfloat16, which only reads the weights."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .row import is_row, row_product
+
+
+def dense_product(x: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Tensor:
+    """``x [T, K] @ weight.T + bias -> [T, N]`` in x's type, which is the weight's; sums are float32."""
+    if x.dtype == torch.bfloat16 and is_row(x, weight):
+        return row_product(x, weight, bias=bias)
+    return F.linear(x, weight, bias)
