@@ -3,6 +3,7 @@
 sm_80 has no instruction for them, so bits are moved instead. The caller scales numbers.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -16,6 +17,15 @@ def decode_fp8(byte):
 
 
 @triton.jit
+def factor_of_fp8(byte, TYPE: tl.constexpr, IS_NATIVE: tl.constexpr):
+    """uint8 -> ``TYPE``, exact; IS_NATIVE: by the device's instruction, see ``converts_fp8``."""
+    if IS_NATIVE:
+        return byte.to(tl.float8e4nv, bitcast=True).to(TYPE)
+    else:
+        return decode_fp8(byte).to(TYPE)
+
+
+@triton.jit
 def encode_fp8(x):
     """float32 -> uint8, rounded to nearest even; magnitudes beyond 448 become 448."""
     bits = x.to(tl.int32, bitcast=True)
@@ -26,3 +36,8 @@ def encode_fp8(x):
     small = (size * 512.0 + 8388608.0).to(tl.int32, bitcast=True) & 0xF
     byte = tl.where(size < 0.015625, small, normal) | ((bits >> 24) & 0x80)
     return byte.to(tl.uint8)
+
+
+def converts_fp8(device: torch.device) -> bool:
+    """Whether the device has instructions for 8-bit floats: sm_89 and newer."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
