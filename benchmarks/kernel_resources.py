@@ -54,6 +54,7 @@ class Build:
     num_warps: int
     num_stages: int = 2
     aligned: tuple[str, ...] = ()
+    max_registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,18 @@ class Resources:
     local: int
 
 
-def attention_builds(config: Config) -> Iterator[Build]:
+def attention_builds(config: Config, *, has_fp8: bool) -> Iterator[Build]:
     llama = HEADS["Llama-3-8B"]
     for model, heads in HEADS.items():
         for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
             yield attention_build(f"attention {kind} {model}", shape, heads)
             yield attention_build(f"attention {kind} {model} window, cap", shape, heads, ("HAS_WINDOW", "HAS_SOFT_CAP"))
     for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
-        yield attention_build(f"attention {kind} Llama-3-8B fp8 pool", shape, llama, pool="*u8")
+        yield attention_build(f"attention {kind} Llama-3-8B fp8 pool", shape, llama, pool="*u8", has_fp8=has_fp8)
     for model, heads in LATENTS.items():
         for kind, shape in (("decode", config.wide_decode), ("prefill", config.wide_prefill)):
             yield attention_build(f"attention {kind} {model}", shape, heads)
-            yield attention_build(f"attention {kind} {model} fp8 pool", shape, heads, pool="*u8")
+            yield attention_build(f"attention {kind} {model} fp8 pool", shape, heads, pool="*u8", has_fp8=has_fp8)
     for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
         yield attention_build(f"attention partial {kind} Llama-3-8B", shape, llama, ("IS_PARTIAL",))
         flags = ("IS_PARTIAL", "HAS_WINDOW", "HAS_SOFT_CAP")
@@ -87,7 +88,9 @@ def attention_builds(config: Config) -> Iterator[Build]:
         ("suffix of drafts", config.shared, "IS_AFTER_PIECES"),
     ):
         yield attention_build(f"attention shared {kind} Llama-3-8B", shape, llama, (flag, "HAS_SOFT_CAP"))
-        yield attention_build(f"attention shared {kind} Llama-3-8B fp8 pool", shape, llama, (flag,), pool="*u8")
+        yield attention_build(
+            f"attention shared {kind} Llama-3-8B fp8 pool", shape, llama, (flag,), pool="*u8", has_fp8=has_fp8
+        )
 
 
 def attention_build(
@@ -97,12 +100,14 @@ def attention_build(
     flags: tuple[str, ...] = (),
     *,
     pool: str = "*bf16",
+    has_fp8: bool = False,
 ) -> Build:
     num_kv_heads, group, head_dim = heads
     head_parts = attention.head_parts_of(group, shape.block_m) if head_dim > attention.WIDE else 1
     group //= head_parts
-    tables = ("slot_table", "row_ids", "query_starts", "kv_lens", "block_rows", "block_tokens")
-    sizes = ("window", "q_stride", "table_stride", "num_splits", "split_len")
+    tables = ("slot_table", "row_ids", "query_starts", "kv_lens")
+    sizes = ("num_rows", "window", "q_stride", "table_stride", "num_splits", "split_len")
+    is_decode = "decode" in name or "one token" in name
     return Build(
         name,
         attention.attention_kernel,
@@ -122,27 +127,30 @@ def attention_build(
             "PADDED_DIM": triton.next_power_of_2(head_dim),
             "BLOCK_M": max(shape.block_m, triton.next_power_of_2(group)),
             "BLOCK_N": shape.block_n_fp8 or shape.block_n if pool == "*u8" else shape.block_n,
-            "IS_DECODE": "decode" in name or "one token" in name,
+            "IS_DECODE": is_decode,
+            "HAS_WHOLE": attention.has_whole(is_decode=is_decode, has_pieces="HAS_PIECES" in flags, head_dim=head_dim),
             "IS_SPLIT": shape.split_len > 0 or "IS_PARTIAL" in flags,
             **{flag: flag in flags for flag in _FLAGS},
-            "PRODUCTS": tl.bfloat16,
+            "PRODUCTS": tl.float16 if has_fp8 else tl.bfloat16,
+            "NATIVE_FP8": has_fp8,
         },
         shape.num_warps,
         shape.num_stages,
         ("q_stride", "table_stride", "split_len"),
+        shape.max_registers or None,
     )
 
 
 def builds(arch: int) -> Iterator[Build]:
     """A build of every kernel with each configuration shipped for ``arch``."""
     config = CONFIGS[arch]
-    yield from attention_builds(config)
+    yield from attention_builds(config, has_fp8=arch >= 89)
     yield from product_builds(arch, config)
     yield Build(
         "attention join",
         attention.join_kernel,
-        {"part_sums": "*fp32", "part_logs": "*fp32", "out": "*bf16", "num_splits": "i32"},
-        {"HEAD_DIM": 128, "PADDED_DIM": 128, "BLOCK_SPLITS": 16},
+        {"part_sums": "*fp32", "part_logs": "*fp32", "out": "*bf16", "own_from": "*i32", "num_splits": "i32"},
+        {"NUM_HEADS": 32, "HEAD_DIM": 128, "PADDED_DIM": 128, "BLOCK_SPLITS": 16, "NUM_OWN": 0},
         1,
     )
     for width in (576, 4096):
@@ -438,7 +446,7 @@ def resources(build: Build, arch: int) -> Resources:
         {(names.index(name),): value for name, value in build.constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
+    options = {"num_warps": build.num_warps, "num_stages": build.num_stages, "maxnreg": build.max_registers}
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"

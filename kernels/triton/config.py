@@ -19,6 +19,7 @@ class AttentionConfig:
     num_stages: int
     split_len: int = 0  # keys of one program; 0: all
     block_n_fp8: int = 0  # block_n for a pool of 8-bit floats, whose decoding takes registers; 0: block_n
+    max_registers: int = 0  # of a thread, so that more programs run at a time; 0: as many as it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,9 @@ CONFIGS = {
         grouped_many=ProductConfig(block_m=64, block_n=128, block_k=64, num_warps=8, num_stages=3),
     ),
     90: Config(
-        decode=AttentionConfig(block_m=16, block_n=128, num_warps=4, num_stages=2, split_len=1024),
+        decode=AttentionConfig(block_m=16, block_n=128, block_n_fp8=64, num_warps=4, num_stages=2, split_len=1024),
         prefill=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
-        shared=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, split_len=1024),
+        shared=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, split_len=512),
         wide_decode=AttentionConfig(block_m=16, block_n=32, block_n_fp8=16, num_warps=16, num_stages=2, split_len=1024),
         wide_prefill=AttentionConfig(block_m=16, block_n=32, block_n_fp8=16, num_warps=16, num_stages=2),
         row_int4=RowConfig(block_n=1, block_k=4096, num_warps=4),

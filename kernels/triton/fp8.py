@@ -23,6 +23,15 @@ def decode_fp8(byte):
 
 
 @triton.jit
+def factor_of_fp8(byte, TYPE: tl.constexpr, IS_NATIVE: tl.constexpr):
+    """uint8 -> ``TYPE``, exact; IS_NATIVE: by the device's instruction, see ``has_fp8``."""
+    if IS_NATIVE:
+        return byte.to(tl.float8e4nv, bitcast=True).to(TYPE)
+    else:
+        return decode_fp8(byte).to(TYPE)
+
+
+@triton.jit
 def encode_fp8(x):
     """float32 -> uint8, rounded to nearest even; magnitudes beyond 448 become 448."""
     bits = x.to(tl.int32, bitcast=True)
@@ -40,8 +49,6 @@ def of_bytes(stored, KIND: tl.constexpr, HAS_FP8: tl.constexpr):
     """float32: weights of 8 bits without their scale, all of which bfloat16 holds."""
     if KIND != "fp8":
         number = stored.to(tl.float32)
-    elif HAS_FP8:
-        number = stored.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
-        number = decode_fp8(stored)
+        number = factor_of_fp8(stored, tl.float32, HAS_FP8)
     return number

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:Deprecati
 
 def small_splits(split_len: int) -> object:
     table = config.CONFIGS[80]
-    decode, shared = (replace(each, split_len=split_len) for each in (table.decode, table.shared))
+    decode, shared = (replace(each, split_len=split_len, block_n=32) for each in (table.decode, table.shared))
     return replace(table, decode=decode, shared=shared)
 
 
@@ -97,6 +97,23 @@ def test_bytes_are_torch_s_8_bit_floats() -> None:
     assert torch.equal(out.view(torch.float8_e4m3fn).float(), back)
     encode_kernel[(1,)](torch.tensor([1e9, -500.0], device=DEVICE), out, back, 2, BLOCK=2)
     assert back[:2].tolist() == [448.0, -448.0]
+
+
+@triton.jit
+def factors_kernel(bytes_, out, TYPE: tl.constexpr, IS_NATIVE: tl.constexpr):
+    at = tl.arange(0, 256)
+    tl.store(out + at, fp8.factor_of_fp8(tl.load(bytes_ + at), TYPE, IS_NATIVE).to(tl.float32))
+
+
+@pytest.mark.parametrize("type_", [tl.float16, tl.bfloat16, tl.float32])
+@pytest.mark.parametrize("is_native", [False, True])
+def test_bytes_as_factors_are_exact(type_: tl.dtype, is_native: bool) -> None:
+    """By bits and by the device's instruction."""
+    every = torch.arange(256, dtype=torch.uint8)
+    numbers = every.view(torch.float8_e4m3fn).float()
+    out = torch.empty(256)
+    factors_kernel[(1,)](every, out, TYPE=type_, IS_NATIVE=is_native)
+    assert torch.equal(out[~numbers.isnan()], numbers[~numbers.isnan()])
 
 
 @pytest.mark.parametrize("name", ["decode", "mixed"])
