@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..shared import PIECE_FIELDS, SharedPrefixes, Sharing
 from .config import AttentionConfig, Config, config_of
-from .fp8 import has_fp8, factor_of_fp8
+from .fp8 import factor_of_fp8, has_fp8
 
 FIELDS = tl.constexpr(PIECE_FIELDS)
 PROGRAMS = 1024  # that a launch needs to keep a large device busy, about
