@@ -97,17 +97,18 @@ class Bench:
         """Median milliseconds of ``call`` as a CUDA graph, so that the host's time to launch it does not count.
 
         ``in_graph`` False: of a plain call, for one that a graph cannot hold. The L2 cache is overwritten before every
-        trial, which also gives the host time to queue a plain call.
+        trial, by reads: written lines would be stored while the call runs. That also gives the host time to queue a
+        plain call.
         """
         call()
         torch.cuda.synchronize()
         if in_graph:
             graph, _ = CudaAccelerator(self.device).capture(lambda: (call(), torch.empty(0))[1])
             call = graph.replay
-        flush = torch.empty(FLUSHED, dtype=torch.uint8, device=self.device)
+        flush = torch.zeros(FLUSHED // 4, device=self.device)
         taken = []
         for _ in range(TRIALS):
-            flush.zero_()
+            flush.sum()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             call()

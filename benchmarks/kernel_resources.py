@@ -137,7 +137,7 @@ def attention_build(
         shape.num_warps,
         shape.num_stages,
         ("q_stride", "table_stride", "split_len"),
-        shape.max_registers or None,
+        shape.max_registers or None if pool != "*u8" else None,
     )
 
 
@@ -357,8 +357,11 @@ def row_builds(arch: int, config: Config) -> Iterator[Build]:
 
 def product_builds(arch: int, config: Config) -> Iterator[Build]:
     yield from row_builds(arch, config)
-    for size, shape in (("few", config.quantized_few), ("many", config.quantized_many)):
-        for kind, stored in (("int4", "*u8"), ("int8", "*i8"), ("fp8", "*u8")):
+    for size, int4, other in (
+        ("few", config.int4_few, config.bytes_few),
+        ("many", config.quantized_many, config.quantized_many),
+    ):
+        for kind, stored, shape in (("int4", "*u8", int4), ("int8", "*i8", other), ("fp8", "*u8", other)):
             yield Build(
                 f"product {kind}, {size} rows",
                 quantized.quantized_product_kernel,

@@ -21,7 +21,7 @@ from .config import AttentionConfig, Config, config_of
 from .fp8 import factor_of_fp8, has_fp8
 
 FIELDS = tl.constexpr(PIECE_FIELDS)
-PROGRAMS = 1024  # that a launch needs to keep a large device busy, about
+PROGRAMS = 512  # that a launch needs to keep a large device busy, about
 WIDE = 256  # a head of more dimensions takes blocks of its own, as latent attention's of 576
 
 
@@ -559,6 +559,8 @@ def _attend(
     head_parts = head_parts_of(group, config.block_m) if head_dim > WIDE else 1
     group //= head_parts
     block_m = max(config.block_m, triton.next_power_of_2(group))
+    if head_dim > WIDE and q.dtype == torch.float32:  # twice the shared memory
+        config = replace(config, block_n=16, num_stages=1)
     # 8-bit floats become float16 in one instruction a pair, and bfloat16 in three and slower ones.
     is_native = k_cache.element_size() == 1 and q.dtype == torch.bfloat16 and has_fp8(q.device)
     is_decode = pieces is None and num_tokens == row_ids.shape[0]
@@ -611,7 +613,7 @@ def _attend(
         NATIVE_FP8=is_native,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        maxnreg=config.max_registers or None,
+        maxnreg=config.max_registers or None if k_cache.element_size() > 1 else None,
     )
 
 

@@ -19,7 +19,9 @@ class AttentionConfig:
     num_stages: int
     split_len: int = 0  # keys of one program; 0: all
     block_n_fp8: int = 0  # block_n for a pool of 8-bit floats, whose decoding takes registers; 0: block_n
-    max_registers: int = 0  # of a thread, so that more programs run at a time; 0: as many as it takes
+    max_registers: int = (
+        0  # of a thread over a pool of 16-bit floats, so that more programs run; 0: as many as it takes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,10 @@ class Config:
     row_int4: RowConfig  # of a quarter of a program's results
     row_bytes: RowConfig  # of 8-bit weights
     row_dense: RowConfig
+    row_dense_least: int  # terms of a row; of fewer, torch's product is as fast
     most_unpacked_in_registers: int  # rows of a product; of more, weights are unpacked to memory
-    quantized_few: ProductConfig  # of up to 16 rows: weights are what is read
+    int4_few: ProductConfig  # of up to 16 rows: weights are what is read
+    bytes_few: ProductConfig
     quantized_many: ProductConfig
     grouped_few: ProductConfig  # of up to 16 rows a group
     grouped_many: ProductConfig
@@ -86,24 +90,28 @@ CONFIGS = {
         row_int4=RowConfig(block_n=1, block_k=4096, num_warps=4),
         row_bytes=RowConfig(block_n=4, block_k=2048, num_warps=4),
         row_dense=RowConfig(block_n=4, block_k=1024, num_warps=4),
+        row_dense_least=4096,
         most_unpacked_in_registers=64,
-        quantized_few=ProductConfig(block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=3),
+        int4_few=ProductConfig(block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=3),
+        bytes_few=ProductConfig(block_m=16, block_n=32, block_k=128, num_warps=4, num_stages=3),
         quantized_many=ProductConfig(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=3),
         grouped_few=ProductConfig(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=3),
         grouped_many=ProductConfig(block_m=64, block_n=128, block_k=64, num_warps=8, num_stages=3),
     ),
     90: Config(
-        decode=AttentionConfig(block_m=16, block_n=128, block_n_fp8=64, num_warps=4, num_stages=2, split_len=1024),
-        prefill=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
-        shared=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, split_len=512),
+        decode=AttentionConfig(block_m=16, block_n=128, num_warps=4, num_stages=2, split_len=1024),
+        prefill=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=2, max_registers=128),
+        shared=AttentionConfig(block_m=128, block_n=64, num_warps=8, num_stages=3, split_len=1024),
         wide_decode=AttentionConfig(block_m=16, block_n=32, block_n_fp8=16, num_warps=16, num_stages=2, split_len=1024),
         wide_prefill=AttentionConfig(block_m=16, block_n=32, block_n_fp8=16, num_warps=16, num_stages=2),
-        row_int4=RowConfig(block_n=1, block_k=4096, num_warps=4),
-        row_bytes=RowConfig(block_n=4, block_k=2048, num_warps=4),
+        row_int4=RowConfig(block_n=1, block_k=2048, num_warps=2),
+        row_bytes=RowConfig(block_n=4, block_k=1024, num_warps=2),
         row_dense=RowConfig(block_n=4, block_k=1024, num_warps=4),
+        row_dense_least=4096,
         most_unpacked_in_registers=64,
-        quantized_few=ProductConfig(block_m=16, block_n=32, block_k=256, num_warps=4, num_stages=4),
-        quantized_many=ProductConfig(block_m=64, block_n=64, block_k=64, num_warps=4, num_stages=4),
+        int4_few=ProductConfig(block_m=16, block_n=64, block_k=256, num_warps=4, num_stages=3),
+        bytes_few=ProductConfig(block_m=16, block_n=32, block_k=256, num_warps=4, num_stages=4),
+        quantized_many=ProductConfig(block_m=64, block_n=64, block_k=128, num_warps=4, num_stages=3),
         grouped_few=ProductConfig(block_m=16, block_n=64, block_k=128, num_warps=4, num_stages=4),
         grouped_many=ProductConfig(block_m=64, block_n=128, block_k=64, num_warps=8, num_stages=4),
     ),

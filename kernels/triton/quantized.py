@@ -154,7 +154,8 @@ def block_product(
     out = torch.empty((num_rows, width_out), dtype=out_dtype or x.dtype, device=x.device)
     if config is None:
         table = config_of(x.device)
-        config = table.quantized_few if num_rows <= 16 else table.quantized_many
+        few = table.int4_few if weight.kind == "int4" else table.bytes_few
+        config = few if num_rows <= 16 else table.quantized_many
     if num_rows:
         quantized_product_kernel[(triton.cdiv(num_rows, config.block_m), triton.cdiv(width_out, config.block_n))](
             x,

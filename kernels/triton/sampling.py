@@ -102,11 +102,10 @@ def part_kernel(
     if maxima is not None:  # noqa: SIM102 (known when the kernel is compiled)
         if _has_cuts(parameters, row, num_rows, vocab_size):
             tl.store(maxima + row * num_groups + group, tl.max(logit, 1), mask=group < num_groups)
-    logit = tl.reshape(logit, [PART], can_reorder=True)
-    token = tl.reshape(tl.broadcast_to(token, [PART // _GROUP, _GROUP]), [PART], can_reorder=True)
-    highest = tl.max(logit, 0)
-    best = tl.min(tl.where(logit == highest, token, vocab_size), 0)
-    below = logit - tl.where(highest == float("-inf"), 0.0, highest)
+    flat = tl.reshape(logit, [PART], can_reorder=True)  # in any order: of no use beside a token's number
+    highest = tl.max(flat, 0)
+    best = tl.min(tl.min(tl.where(logit == highest, token, vocab_size), 1), 0)
+    below = flat - tl.where(highest == float("-inf"), 0.0, highest)
     at = stats + row * 3 * num_parts + part
     tl.store(at, highest)
     tl.store(at + num_parts, tl.sum(tl.exp2(below * _LOG2_E), 0))

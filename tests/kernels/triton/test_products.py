@@ -1,6 +1,5 @@
 """Products with packed weights, experts and adapters: the GPU's kernels, interpreted, against plain torch."""
 
-import importlib
 from collections.abc import Callable
 
 import pytest
@@ -17,10 +16,9 @@ from phloem.kernels.quantized_weight import (
     pack_int8,
     unpacked_experts,
 )
-from phloem.kernels.triton import row, unpack
+from phloem.kernels.triton import grouped, row, unpack
 from torch import Tensor
 
-grouped = importlib.import_module("phloem.kernels.triton.grouped")
 BACKENDS = [triton_backend(), REFERENCE]
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 SHAPES = [(0, 64, 3), (1, 32, 1), (3, 96, 50), (17, 160, 70), (70, 128, 33)]  # rows, width in, width out
@@ -91,7 +89,7 @@ def test_unpacked_in_parts_the_product_is_the_same(pack: Callable[[Tensor], Quan
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("rows", "width_in", "width_out"), [(1, 32, 1), (1, 1040, 67), (1, 36, 5), (3, 64, 20)])
+@pytest.mark.parametrize(("rows", "width_in", "width_out"), [(1, 4096, 3), (1, 1040, 67), (1, 4100, 5), (3, 64, 20)])
 def test_a_product_with_a_weight_that_is_not_packed(rows: int, width_in: int, width_out: int) -> None:
     x, weight, bias = (
         torch.randn(*shape).bfloat16() for shape in ((rows, width_in), (width_out, width_in), (width_out,))
@@ -102,6 +100,8 @@ def test_a_product_with_a_weight_that_is_not_packed(rows: int, width_in: int, wi
         expected = x.float() @ weight.float().T + (0 if given is None else given.float())
         torch.testing.assert_close(found.float(), expected, atol=4e-2, rtol=1e-2)
         assert found.dtype == torch.bfloat16
+        if row.is_row(x, weight):
+            torch.testing.assert_close(row.row_product(x, weight, bias=given).float(), expected, atol=4e-2, rtol=1e-2)
 
 
 def test_scales_beyond_float16_stay_float32() -> None:
