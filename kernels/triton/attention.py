@@ -667,21 +667,3 @@ def _as_bytes(cache: Tensor) -> Tensor:
 def product_type(q: Tensor) -> tl.dtype:
     """q's type, but float32 under the interpreter, whose bfloat16 products are wrong (Triton 3.6)."""
     return tl.bfloat16 if q.dtype == torch.bfloat16 and q.is_cuda else tl.float32
-
-
-def blocks_of(query_starts: Tensor, num_tokens: int, block_len: int) -> tuple[Tensor, Tensor]:
-    """``(rows, first tokens)`` int32 of blocks of up to ``block_len`` queries of one row; row -1: padding.
-
-    There are as many as such a batch could need: they are computed on the device, and the host does not know the rows'
-    lengths.
-    """
-    num_rows = query_starts.shape[0] - 1
-    counts = (query_starts[1:] - query_starts[:-1] + (block_len - 1)) // block_len  # blocks of each row
-    ends = counts.cumsum(0)
-    most = min(num_rows + num_tokens // block_len, num_tokens)
-    block = torch.arange(most, device=query_starts.device)
-    row = torch.searchsorted(ends, block, right=True)
-    used = row < num_rows
-    row = row.clamp_max(num_rows - 1)
-    first = query_starts[row] + (block - (ends[row] - counts[row])) * block_len
-    return torch.where(used, row, -1).int(), first.int()
