@@ -17,11 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ..shared import PIECE_FIELDS, SharedPrefixes, Sharing
-from .config import AttentionConfig, Config, config_of
-from .fp8 import factor_of_fp8, has_fp8
+from .config import AttentionConfig, BlockConfig, Config, config_of
+from .fp8 import as_bytes, factor_of_fp8, has_fp8
 
 FIELDS = tl.constexpr(PIECE_FIELDS)
-PROGRAMS = 512  # that a launch needs to keep a large device busy, about
 WIDE = 256  # a head of more dimensions takes blocks of its own, as latent attention's of 576
 
 
@@ -435,7 +434,7 @@ def paged_attention(
     options = (scale, soft_cap, sliding_window)
     _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_splits, config)
     if num_splits > 1:
-        _join(parts, out, num_splits)
+        _join(parts, out, num_splits, config_of(q.device).join)
     return out
 
 
@@ -510,14 +509,14 @@ def shared_prefix_attention(
     assert table.shared.split_len % table.shared.block_n == 0, table.shared  # blocks of pieces are whole
     own = table.decode if num_tokens == row_ids.shape[0] else table.shared
     num_chunks = triton.cdiv(slot_table.shape[1], table.shared.split_len)
-    num_own = max(1, min(num_chunks, triton.cdiv(PROGRAMS, num_tokens * k_cache.shape[1])))
+    num_own = max(1, min(num_chunks, triton.cdiv(table.busy_programs, num_tokens * k_cache.shape[1])))
     parts = _parts(q, num_chunks + num_own)
     rows = (slot_table, row_ids, query_starts, kv_lens)
     options = (scale, soft_cap, 0)
     own = replace(own, split_len=table.shared.split_len)  # of a chunk
     _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_chunks, table.shared, pieces=shared, num_own=num_own)
     _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_chunks, own, after=shared, num_own=num_own)
-    _join(parts, out, num_chunks + num_own, own_from=shared.own_from, num_own=num_own)
+    _join(parts, out, num_chunks + num_own, table.join, own_from=shared.own_from, num_own=num_own)
     return out
 
 
@@ -573,8 +572,8 @@ def _attend(
     ends, firsts = (kv_lens, None) if seen is None else seen
     attention_kernel[(num_blocks, num_kv_heads * head_parts, num_splits if after is None else num_own)](
         q,
-        _as_bytes(k_cache),
-        _as_bytes(v_cache),
+        as_bytes(k_cache),
+        as_bytes(v_cache),
         slot_table,
         row_ids,
         query_starts,
@@ -628,7 +627,13 @@ def head_parts_of(group: int, block_m: int) -> int:
 
 
 def _join(
-    parts: tuple[Tensor, Tensor], out: Tensor, num_splits: int, *, own_from: Tensor | None = None, num_own: int = 0
+    parts: tuple[Tensor, Tensor],
+    out: Tensor,
+    num_splits: int,
+    config: BlockConfig,
+    *,
+    own_from: Tensor | None = None,
+    num_own: int = 0,
 ) -> None:
     head_dim = out.shape[2]
     join_kernel[(out.shape[0] * out.shape[1],)](
@@ -639,9 +644,9 @@ def _join(
         NUM_HEADS=out.shape[1],
         HEAD_DIM=head_dim,
         PADDED_DIM=max(triton.next_power_of_2(head_dim), 16),
-        BLOCK_SPLITS=16,
+        BLOCK_SPLITS=config.block_len,
         NUM_OWN=num_own,
-        num_warps=1,
+        num_warps=config.num_warps,
     )
 
 
@@ -658,10 +663,6 @@ def _num_splits(slot_table: Tensor, config: AttentionConfig) -> int:
 
 def _dense(q: Tensor) -> Tensor:
     return q if q.stride(2) == 1 and (q.shape[1] == 1 or q.stride(1) == q.shape[2]) else q.contiguous()
-
-
-def _as_bytes(cache: Tensor) -> Tensor:
-    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
 def product_type(q: Tensor) -> tl.dtype:

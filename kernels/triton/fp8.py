@@ -7,11 +7,17 @@ numbers.
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 def has_fp8(device: torch.device) -> bool:
     """Whether the device converts e4m3 by an instruction."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def as_bytes(cache: Tensor) -> Tensor:
+    """A pool of 8-bit floats as uint8; any other as it is. The memory is the same."""
+    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from .attention import product_type
 from .config import ProductConfig, config_of
 from .fp8 import has_fp8, of_bytes
 from .row import is_row, row_product
-from .unpack import unpacked_product
+from .unpack import int4_halves, unpacked_product
 
 
 @triton.jit
@@ -52,11 +52,8 @@ def add_int4_terms(
         shown = inside[None, :] & there[:, None]
         both = tl.load(weight + lines[None, :] * (width_in // 2) + byte[:, None], mask=shown, other=0)
         step = of_groups(scale, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
-        # w = (q - 8) * scale + zero, and 128 + q is q in the lowest bits of bfloat16's 128: no conversion.
-        offset = of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16) - 136.0 * step
-        bits = both.to(tl.int32)
-        low = (((bits & 15) << 16) | 0x43000000).to(tl.float32, bitcast=True) * step + offset
-        high = (((bits >> 4) << 16) | 0x43000000).to(tl.float32, bitcast=True) * step + offset
+        offset = of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
+        low, high = int4_halves(both, step, offset)
         asked = valid[:, None] & there[None, :]
         first = tl.load(rows[:, None] + k[None, :], mask=asked, other=0.0).to(PRODUCTS)
         second = tl.load(rows[:, None] + k[None, :] + 16, mask=asked, other=0.0).to(PRODUCTS)

@@ -17,14 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..batch import SampleBatch, Sampled
+from .config import DrawConfig, config_of
 from .edits import upload
-
-PART = 4096  # logits of a program
-PART_WARPS = 4
-DRAW_WARPS = 8
-BLOCK = 1024  # logits of a step of a pass over candidates; twice as many spill
-PIVOTS = 4
-CAPACITY = 8192  # candidates of a row that are listed
 
 _GROUP = tl.constexpr(32)  # a word of the mask
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -432,7 +426,14 @@ def _cut_and_draw(
     return tl.where(found < 0, best, tl.where(is_list, token, found))
 
 
-def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, rows: Tensor | None = None) -> Sampled:
+def sample(
+    logits: Tensor,
+    batch: SampleBatch,
+    *,
+    mask: Tensor | None = None,
+    rows: Tensor | None = None,
+    config: DrawConfig | None = None,
+) -> Sampled:
     num_rows, vocab_size = logits.shape
     columns = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.draw)
     if any(len(column) != num_rows for column in columns):
@@ -443,7 +444,7 @@ def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, ro
         parameters = upload(np.stack([np.asarray(column, np.float64) for column in columns]), logits.device)
         top_k, top_p, min_p = (np.asarray(column)[is_drawn] for column in (batch.top_k, batch.top_p, batch.min_p))
         has_cuts = bool((((top_k > 0) & (top_k < vocab_size)) | (top_p < 1) | (min_p > 0)).any())
-    return draw(logits, parameters, has_cuts=has_cuts, mask=mask, rows=rows)
+    return draw(logits, parameters, has_cuts=has_cuts, mask=mask, rows=rows, config=config)
 
 
 def draw(
@@ -453,11 +454,13 @@ def draw(
     has_cuts: bool,
     mask: Tensor | None = None,
     rows: Tensor | None = None,
+    config: DrawConfig | None = None,
 ) -> Sampled:
     """As ``sample``, with float64 [5, R] on the device: temperature, top_k, top_p, min_p, draw; None: all greedy."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     num_rows, vocab_size = logits.shape
     device = logits.device
+    config = config_of(device).draw if config is None else config
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
     logprobs = torch.empty(num_rows, dtype=torch.float32, device=device)
     if not num_rows:
@@ -468,18 +471,18 @@ def draw(
         if rows is not None:
             lines = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
             lines[rows] = torch.arange(len(rows), dtype=torch.int32, device=device)
-    num_parts, num_groups = triton.cdiv(vocab_size, PART), triton.cdiv(vocab_size, _GROUP.value)
+    num_parts, num_groups = triton.cdiv(vocab_size, config.part_len), triton.cdiv(vocab_size, _GROUP.value)
     stats = torch.empty(num_rows, 3, num_parts, dtype=torch.float32, device=device)
     bests = torch.empty(num_rows, num_parts, dtype=torch.int32, device=device)
     maxima = listed_groups = listed_tokens = listed_logits = None
     if has_cuts:
         maxima = torch.empty(num_rows, num_groups, dtype=torch.float32, device=device)
         listed_groups = torch.empty(num_rows, num_groups, dtype=torch.int32, device=device)
-        listed_tokens = torch.empty(num_rows, CAPACITY, dtype=torch.int32, device=device)
-        listed_logits = torch.empty(num_rows, CAPACITY, dtype=torch.float32, device=device)
+        listed_tokens = torch.empty(num_rows, config.capacity, dtype=torch.int32, device=device)
+        listed_logits = torch.empty(num_rows, config.capacity, dtype=torch.float32, device=device)
     sizes = (num_rows, vocab_size, 0 if mask is None else mask.shape[1], logits.stride(0), num_parts, num_groups)
     inputs = (logits, mask, lines, parameters, stats, bests, maxima)
-    part_kernel[(num_rows * num_parts,)](*inputs, *sizes, PART=PART, num_warps=PART_WARPS)
+    part_kernel[(num_rows * num_parts,)](*inputs, *sizes, PART=config.part_len, num_warps=config.part_warps)
     draw_kernel[(num_rows,)](
         *inputs,
         listed_groups,
@@ -488,11 +491,11 @@ def draw(
         token_ids,
         logprobs,
         *sizes,
-        PART=PART,
+        PART=config.part_len,
         PARTS=triton.next_power_of_2(num_parts),
-        BLOCK=BLOCK,
-        PIVOTS=PIVOTS,
-        CAPACITY=CAPACITY,
-        num_warps=DRAW_WARPS,
+        BLOCK=config.block_len,
+        PIVOTS=config.num_pivots,
+        CAPACITY=config.capacity,
+        num_warps=config.row_warps,
     )
     return Sampled(token_ids, logprobs)
