@@ -21,7 +21,7 @@ from .config import AttentionConfig, BlockConfig, Config, config_of
 from .fp8 import as_bytes, factor_of_fp8, has_fp8
 
 FIELDS = tl.constexpr(PIECE_FIELDS)
-WIDE = 256  # a head of more dimensions takes blocks of its own, as latent attention's of 576
+WIDE = 256  # heads of more dimensions have blocks of their own, e.g. latent attention's 576
 
 
 @triton.jit
@@ -174,8 +174,8 @@ def attention_kernel(
     | k_cache, v_cache                       | [slots, Hkv, D], or bytes of fp8                  | always          |
     | slot_table, table_stride, row_ids      | int32 [lines, L]; the line of each row            | always          |
     | query_starts, kv_lens                  | int32 [R + 1], [R]                                | not HAS_PIECES  |
-    | num_rows                               | R                                                 | neither of      |
-    |                                        |                                                   | them, IS_DECODE |
+    | num_rows                               | R                                                 | not HAS_PIECES, |
+    |                                        |                                                   | not IS_DECODE   |
     | pieces, piece_order                    | int32 [P, FIELDS], [tokens of all pieces]         | HAS_PIECES      |
     | own_from                               | int32 [T]: first chunk that pieces do not read    | IS_AFTER_PIECES |
     | ends, firsts                           | int32 [T]: the keys of each query                 | IS_PARTIAL      |
@@ -254,7 +254,7 @@ def attention_kernel(
     in_head = d < HEAD_DIM
     q_at = token[:, None].to(tl.int64) * q_stride + head[:, None] * HEAD_DIM + d[None, :]
     queries = tl.load(q + q_at, mask=valid[:, None] & in_head[None, :], other=0.0)
-    if tl.float16 == PRODUCTS:  # of a smaller range than q's type, which scaled queries do not leave
+    if tl.float16 == PRODUCTS:  # its range is smaller than that of q's type; scaled queries fit
         queries = queries.to(tl.float32) * scale
         scale = 1.0
     queries = queries.to(PRODUCTS)
@@ -547,9 +547,10 @@ def _attend(
     num_own: int = 0,
     seen: tuple[Tensor, Tensor | None] | None = None,
 ) -> None:
-    """One launch. Writes ``out``, or ``parts`` if there are several splits or ``seen``. With ``pieces`` it reads only
-    their chunks, with ``after`` all chunks but theirs in ``num_own`` shares. ``seen``: each query's end of keys, and
-    the first of them.
+    """One launch. Writes ``out``; with several splits or ``seen`` it writes ``parts``.
+
+    ``pieces``: only their chunks are read. ``after``: all chunks but those of its pieces, in ``num_own`` equal shares.
+    ``seen``: where each query's keys end, and where they begin.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
@@ -617,12 +618,15 @@ def _attend(
 
 
 def has_whole(*, is_decode: bool, has_pieces: bool, head_dim: int) -> bool:
-    """A second loop takes more registers than wide heads leave. Decoding gains nothing: memory is its limit."""
+    """Whether keys that every query of a block sees have a loop of their own, without masks.
+
+    It takes more registers than wide heads leave. Decoding is limited by memory, so it gains nothing.
+    """
     return has_pieces or (not is_decode and head_dim <= WIDE)
 
 
 def head_parts_of(group: int, block_m: int) -> int:
-    """The fewest equal parts of a KV head's query heads that fit in a block: of wide heads more would not fit."""
+    """The least number of equal parts of a KV head's query heads of which each fits in a block."""
     return next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= block_m)
 
 

@@ -20,9 +20,10 @@ _SEEN = 1 << 30
 
 @triton.jit
 def apply_bitmask_kernel(logits, mask, rows, vocab_size, num_words, logits_stride, mask_stride, BLOCK: tl.constexpr):
-    """A program has BLOCK / 32 words. Of 32 logits it reads those with a mixed word and writes those with a 0 bit's.
+    """A program has BLOCK / 32 words.
 
-    Words are written whole, four logits a store.
+    It skips words that allow all of their tokens, and does not read the logits of words that allow none. The logits of
+    all other words are written whole, four a store.
     """
     line = tl.program_id(0).to(tl.int64)
     row = line
@@ -154,7 +155,7 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """A copy on the device, ordered before what the current stream is given next."""
+    """A copy on the device, made before later work of the current stream. The host does not wait."""
     host = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return host.to(device)

@@ -1,7 +1,7 @@
 """8-bit floats (e4m3: 4 bits of exponent, 3 of mantissa, no infinity) as bytes, on any architecture.
 
-sm_80 has no instruction for them, so bits are moved instead, and a kernel chooses by ``has_fp8``. The caller scales
-numbers.
+sm_80 has no instruction that converts them, so bits are moved instead; ``has_fp8`` says which. The caller applies
+scales.
 """
 
 import torch
@@ -52,7 +52,7 @@ def encode_fp8(x):
 
 @triton.jit
 def of_bytes(stored, KIND: tl.constexpr, HAS_FP8: tl.constexpr):
-    """float32: weights of 8 bits without their scale, all of which bfloat16 holds."""
+    """float32: weights of 8 bits before their scale is applied; bfloat16 holds each exactly."""
     if KIND != "fp8":
         number = stored.to(tl.float32)
     else:

@@ -1,12 +1,12 @@
 """Cuts and draws over rows of logits, without sorting and without waiting for the device. Masks are read, not applied.
 
 ``part_kernel`` reads the logits once, a part of a row for each program: the part's highest logit, its weight, and the
-highest logit of each group of 32 tokens. ``draw_kernel`` has a program for each row. It joins the parts. Without cuts
-the draw falls into one part, the only one read again. With cuts the groups tell which logits can matter: as many
-groups reach the k-th highest group as top-k keeps tokens, and top-p's cut is guessed from the groups' weight and
-checked. These *candidates*, a few logits of a row, are listed. A cut is a threshold on the logits' bits in sorted
-order, found by passes over the list that weigh a few pivots each. Where the list overflows or the guess fails, the
-passes read the whole row.
+highest logit of each group of 32 tokens. ``draw_kernel`` has a program for each row, which joins the parts. Without
+cuts the draw falls into one part, and only that part is read again. With cuts the groups' highest logits tell which
+logits are *candidates*: top-k keeps none below the k-th highest of them, and top-p's cut is guessed from their weight
+and checked. Candidates, a few logits of a row, are listed. A cut is a threshold on the logits' bits in sorted order,
+found by passes over the list; each pass weighs a few pivots. If the list overflows or the guess fails, the passes read
+the whole row.
 The draw inverts the distribution at the row's uniform number, as on the CPU: a seed gives the same tokens on both.
 """
 
@@ -27,7 +27,7 @@ _LOWEST = tl.constexpr(-(1 << 31))
 
 @triton.jit
 def _key(logit):
-    """int32 keys that order as the logits do."""
+    """int32 keys in the order of the logits."""
     bits = tl.where(logit == 0.0, 0.0, logit).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -96,7 +96,7 @@ def part_kernel(
     if maxima is not None:  # noqa: SIM102 (known when the kernel is compiled)
         if _has_cuts(parameters, row, num_rows, vocab_size):
             tl.store(maxima + row * num_groups + group, tl.max(logit, 1), mask=group < num_groups)
-    flat = tl.reshape(logit, [PART], can_reorder=True)  # in any order: of no use beside a token's number
+    flat = tl.reshape(logit, [PART], can_reorder=True)  # in any order, so a logit's token is not known
     highest = tl.max(flat, 0)
     best = tl.min(tl.min(tl.where(logit == highest, token, vocab_size), 1), 0)
     below = flat - tl.where(highest == float("-inf"), 0.0, highest)
@@ -136,7 +136,7 @@ def _threshold(
 ):
     """``(cut, above)``: the highest key with ``goal`` weight, or items, at or above it, and how much lies above.
 
-    ``low`` is a key that has it; no key is above the highest logit's.
+    ``low``: a key with that much at or above it. ``highest``: the highest logit.
     """
     low = low.to(tl.int64)
     high = _key(highest).to(tl.int64) + 1
@@ -206,7 +206,7 @@ def draw_kernel(
     highest = tl.max(high, 0)
     bests += row * num_parts
     best = tl.min(tl.where(high == highest, tl.load(bests + part, mask=part < num_parts, other=0), vocab_size), 0)
-    best = tl.minimum(best, vocab_size - 1)  # where logits are no numbers
+    best = tl.minimum(best, vocab_size - 1)  # a row of NaN has no highest logit
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     sums = tl.load(at + num_parts, mask=part < num_parts, other=0.0)
     sums = tl.sum((sums * tl.exp2((high - shift) * _LOG2_E)).to(tl.float64), 0)
@@ -456,7 +456,9 @@ def draw(
     rows: Tensor | None = None,
     config: DrawConfig | None = None,
 ) -> Sampled:
-    """As ``sample``, with float64 [5, R] on the device: temperature, top_k, top_p, min_p, draw; None: all greedy."""
+    """As ``sample``. ``parameters`` float64 [5, R] on the device: temperature, top_k, top_p, min_p, draw; None: all
+    rows are greedy. ``has_cuts``: whether a drawn row has top-k, top-p or min-p.
+    """
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     num_rows, vocab_size = logits.shape
     device = logits.device
