@@ -19,7 +19,6 @@ import gc
 import json
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -30,13 +29,6 @@ from typing import Any
 SMOKE = "--smoke" in sys.argv
 if SMOKE:
     os.environ["TRITON_INTERPRET"] = "1"  # set before any kernel is imported
-try:
-    import phloem
-except ImportError:  # the checkout may not be installed
-    _folder = tempfile.mkdtemp()
-    os.symlink(Path(__file__).resolve().parents[1], Path(_folder) / "phloem")
-    sys.path.insert(0, _folder)
-    import phloem
 import numpy as np
 import torch
 from phloem.benchmarks import roofline
@@ -46,7 +38,6 @@ from phloem.runtime.executor.accelerator import CudaAccelerator
 
 from . import RESULTS, gpu_kernels, gpu_ranks, header
 
-ROOT = Path(phloem.__file__).parent
 TRIALS = 15
 FLUSHED = 512 << 20  # bytes, several times the L2 cache
 
