@@ -238,7 +238,7 @@ class Scalars:
             return moves_between(after, numbers, codes, quotes, backslashes)
 
         first = machine.add_sparse_states(len(numbers), moves_of, DEAD_STATE)
-        machine.recurring.update(range(first, first + len(numbers)))
+        machine.recurring[first : first + len(numbers)] = bytes([1]) * len(numbers)
         machine.inside_string[first : first + len(numbers)] = np.where(is_all, self.key_text, 0)
         return first
 

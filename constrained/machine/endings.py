@@ -413,7 +413,7 @@ class Endings:
         base = machine.stack(barrier, 0)
         leaves: dict[int, Leave] = {}
         seen: dict[tuple[int, int, int], bytes] = {}  # the way to each place
-        counted, low = machine.counted_states, int(machine.arrays[walk.FRAME_LOW][barrier])
+        counted, low = machine.counted, int(machine.arrays[walk.FRAME_LOW][barrier])
         queue: list[_Node] = [(0, b"", _AT, state, aux, within)]
         while queue:
             length, word, kind, a, b, c = heapq.heappop(queue)
@@ -451,7 +451,7 @@ class Endings:
                 further = word + _INVERTED[byte : byte + 1]
                 if step == walk.NEXT_STATE:
                     # Of a counted string, the characters that are missing, of one byte at least, and the quote.
-                    least = max(low - more, 0) + 1 if to in counted else 0
+                    least = max(low - more, 0) + 1 if counted[to] else 0
                     heapq.heappush(queue, (length + 1 + least, further, _AT, to, more, c))
                 elif step == walk.LEFT:
                     heapq.heappush(queue, (length + 1, further, _ENDED, to, 0, 0))

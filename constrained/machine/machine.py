@@ -27,6 +27,7 @@ from ..expressions import NOTHING, Expressions
 from ..fuel import Fuel
 from ..prefixes import TokenReach
 from ..spec import GrammarError, GrammarTooComplex, grammar_error
+from ..tables import NUM_PARTS, PART_BITS, Parts, in_parts
 from ..vocabulary import Vocabulary
 from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
@@ -80,10 +81,11 @@ class Machine:
         self._ready: list[int] = []  # the numbers of the next states, last one first; their rows have pages
         self._fills: list[Fill | _NumberedFill | None] = []
         self.lazy: dict[int, LazyState] = {}
-        self._states: dict[Hashable, int] = {}
+        self._states: Parts[Hashable, int] = in_parts()
         self._frames: dict[Hashable, int] = {}
         self._returns: list[Returns] = []
-        self._actions: dict[tuple[int, int], int] = {}
+        self._actions: Parts[int, int] = in_parts()
+        self._num_actions = 0
         self._filters: dict[bytes, int] = {}
         self._num_filter_bytes = 0
         self.accepting: set[int] = set()
@@ -125,14 +127,15 @@ class Machine:
         self.set_array(walk.FILTERS, np.zeros(4096, np.uint8))
         self.set_array(walk.SPARSE, np.zeros((64, 4), np.int64))
         self._sparse: list[tuple[np.ndarray, np.ndarray]] = []  # whose addresses are in SPARSE
-        for size in (2, 1 << 16):  # grown once here, so that its compiled function is loaded, which takes milliseconds
+        for size in (2, 1 << 17):  # grown once here, so that its compiled function is loaded, which takes milliseconds
             self._resize_hash(size)
-        self._afters: dict[int, int] = {}  # the same entries as the hash table, for Python
+        self._afters: Parts[int, int] = in_parts()  # the same entries as the hash table, for Python
+        self._num_afters = 0
         self.set_array(walk.SPACE_DELTA, space_automaton())
         self.set_array(walk.SPACE_CLASS, space_classes())
         self.inside_string = np.zeros(self.hard_limit, np.int32)  # by state; see ``add_state``
-        self.recurring: set[int] = set()
-        self.counted_states: set[int] = set()
+        self.recurring = bytearray(self.hard_limit)  # 1 for states that recur
+        self.counted = self.arrays[walk.COUNTED].data
         self.twins: dict[int, Callable[[], int]] = {}
         self.owed: dict[int, int] = {}  # of states with a twin; see ``set_twin``
         self.stand_ins: dict[int, StandIns] = {}
@@ -249,8 +252,7 @@ class Machine:
             arrays[walk.COUNTED][state] = counted
             arrays[walk.CHARS_LEFT][state] = left
             arrays[walk.PADDING][state] = padding
-            self.counted_states.add(state)
-            self.recurring.add(state)
+            self.recurring[state] = 1
         if accepting:
             self.accepting.add(state)
             arrays[walk.ACCEPTING][state] = 1
@@ -261,7 +263,7 @@ class Machine:
         if inside_string:
             self.inside_string[state] = inside_string
         if recurs:
-            self.recurring.add(state)
+            self.recurring[state] = 1
         if step is not None:
             self._steps[state] = step
             arrays[walk.LAZY][state] = 1
@@ -336,7 +338,7 @@ class Machine:
         Within a counted string, ``owed`` characters more than for the twin have to follow each token.
         """
         self.twins[state] = twin
-        self.recurring.add(state)
+        self.recurring[state] = 1
         if owed:
             self.owed[state] = owed
 
@@ -351,7 +353,7 @@ class Machine:
         made from the first pair that agrees.
         """
         self.stand_ins[state] = stand_ins
-        self.recurring.add(state)
+        self.recurring[state] = 1
 
     def add_lazy_state(self, lazy: LazyState) -> int:
         state = self.add_state(_no_row)
@@ -361,9 +363,10 @@ class Machine:
 
     def state(self, key: Hashable, make: Callable[[], int]) -> int:
         """The state of ``key``; ``make`` makes it the first time."""
-        found = self._states.get(key)
+        states = self._states[hash(key) % NUM_PARTS]
+        found = states.get(key)
         if found is None:
-            found = self._states[key] = make()
+            found = states[key] = make()
         return found
 
     def add_frame(
@@ -415,9 +418,11 @@ class Machine:
         """The row code that pushes ``frame`` and goes to ``state``."""
         if state == DEAD_STATE:
             return 0
-        action = self._actions.get((frame, state))
+        actions, key = self._actions[frame >> PART_BITS], frame << 32 | state
+        action = actions.get(key)
         if action is None:
-            action = self._actions[(frame, state)] = len(self._actions)
+            action = actions[key] = self._num_actions
+            self._num_actions += 1
             arrays = self.arrays
             if action >= len(arrays[walk.ACT_FRAME]):
                 self._grow(walk.ACT_FRAME, action + 1)
@@ -498,11 +503,12 @@ class Machine:
 
     def after(self, frame: int, result: int) -> int:
         """``returns(result)`` of ``frame``, remembered: a state, or a push that replaces the frame."""
-        key = frame << 32 | result
-        found = self._afters.get(key)
+        afters, key = self._afters[frame >> PART_BITS], frame << 32 | result
+        found = afters.get(key)
         if found is None:
-            found = self._afters[key] = self._returns[frame](result)
-            if 2 * len(self._afters) > self._hash_size:
+            found = afters[key] = self._returns[frame](result)
+            self._num_afters += 1
+            if 2 * self._num_afters > self._hash_size:
                 self._resize_hash(4 * self._hash_size)
             walk.set_after(self.control, key, found)
         return found
