@@ -79,7 +79,7 @@ class Machine:
         self.num_sparse_states = 0
         self._end = 0  # the numbers below it are those of states, or ready
         self._ready: list[int] = []  # the numbers of the next states, last one first; their rows have pages
-        self._fills: list[Fill | _NumberedFill | None] = []
+        self._fills: Parts[int, Fill | _NumberedFill] = in_parts()
         self.lazy: dict[int, LazyState] = {}
         self._states: Parts[Hashable, int] = in_parts()
         self._frames: dict[Hashable, int] = {}
@@ -87,7 +87,7 @@ class Machine:
         self._actions: Parts[int, int] = in_parts()
         self._num_actions = 0
         self._filters: dict[bytes, int] = {}
-        self._num_filter_bytes = 0
+        self._num_filter_bytes = 1  # 0 stands for no filter
         self.accepting: set[int] = set()
         self._end_states = np.zeros(0, np.int32)
         self.texts: dict[int, int] = {}  # by state; see ``text``
@@ -119,11 +119,10 @@ class Machine:
         self._codes = self._rows.data  # Python reads single entries faster from it
         self._fresh: list[np.ndarray] = []  # rows of zeros, for fills to write to
         self.set_array(walk.DELTA, self._rows)
-        self.set_array(walk.ACT_FRAME, np.zeros(256, np.int32))
-        self.set_array(walk.ACT_STATE, np.zeros(256, np.int32))
-        self.set_array(walk.FRAME_FILTER, np.full(256, -1, np.int64))
-        self.set_array(walk.FRAME_LOW, np.zeros(256, np.int64))
-        self.set_array(walk.FRAME_HIGH, np.zeros(256, np.int64))
+        for slot in (walk.ACT_FRAME, walk.ACT_STATE):
+            self.set_array(slot, untouched((max_states,), np.int32))
+        for slot in (walk.FRAME_FILTER, walk.FRAME_LOW, walk.FRAME_HIGH):  # filter 0 stands for none
+            self.set_array(slot, untouched((max_states,), np.int64))
         self.set_array(walk.FILTERS, np.zeros(4096, np.uint8))
         self.set_array(walk.SPARSE, np.zeros((64, 4), np.int64))
         self._sparse: list[tuple[np.ndarray, np.ndarray]] = []  # whose addresses are in SPARSE
@@ -188,11 +187,11 @@ class Machine:
         self.arrays[slot] = array
         self.control[slot] = array.ctypes.data
 
-    def _grow(self, slot: int, needed: int, fill: int = 0) -> None:
+    def _grow(self, slot: int, needed: int) -> None:
         old = self.arrays[slot]
         if needed <= len(old):
             return
-        new = np.full((max(needed, 2 * len(old)), *old.shape[1:]), fill, old.dtype)
+        new = np.zeros((max(needed, 2 * len(old)), *old.shape[1:]), old.dtype)
         new[: len(old)] = old
         self.set_array(slot, new)
 
@@ -236,10 +235,11 @@ class Machine:
             if not self._ready:
                 raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
         state = self._ready.pop()
-        self._fills[state] = fill
         arrays = self.arrays
         if fill is None:
             arrays[walk.DELTA][state] = walk.REFUSED
+        else:
+            self._fills[state >> PART_BITS][state] = fill
         if ends >= 0:
             arrays[walk.ENDS][state] = ends + 1
         if final:
@@ -275,7 +275,6 @@ class Machine:
         first, more = self._end, min(count - len(self._ready), self.hard_limit - self._end)
         if more > 0:
             self._end += more
-            self._fills += [None] * more
             self._ready = [*range(self._end - 1, first - 1, -1), *self._ready]
             touch(self._rows, first, self._end)
 
@@ -290,7 +289,10 @@ class Machine:
         if first + count > self.hard_limit:
             raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
         self._end += count
-        self._fills += [None if fill is None else _NumberedFill(fill)] * count
+        if fill is not None:
+            numbered = _NumberedFill(fill)
+            for state in range(first, first + count):
+                self._fills[state >> PART_BITS][state] = numbered
         self.arrays[walk.LOCAL][first : first + count] = np.arange(1, count + 1)
         if inside_string:
             self.inside_string[first : first + count] = inside_string
@@ -375,7 +377,7 @@ class Machine:
         *,
         low: int = 0,
         high: int = 0,
-        filter_at: int = -1,
+        filter_at: int = 0,
         reader: ItemReader | None = None,
         closing: Callable[[], bytes] | None = None,
         decides: bool = False,
@@ -398,10 +400,10 @@ class Machine:
             self.deciding.add(frame)
         arrays = self.arrays
         if frame >= len(arrays[walk.FRAME_FILTER]):
-            self._grow(walk.FRAME_FILTER, frame + 1, -1)
+            self._grow(walk.FRAME_FILTER, frame + 1)
             self._grow(walk.FRAME_LOW, frame + 1)
             self._grow(walk.FRAME_HIGH, frame + 1)
-        if filter_at >= 0:
+        if filter_at:
             arrays[walk.FRAME_FILTER][frame] = filter_at
         if low or high:
             arrays[walk.FRAME_LOW][frame] = low
@@ -449,7 +451,7 @@ class Machine:
     def row(self, state: int) -> np.ndarray:
         """The 256 codes of a state; made the first time."""
         row: np.ndarray = self._rows[state]
-        fill = self._fills[state]
+        fill = self._fills[state >> PART_BITS].get(state)
         if fill is None:
             if self.arrays[walk.SPARSE_OF][state] > 0:
                 walk.fill_sparse(self.control, state)

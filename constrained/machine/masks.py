@@ -70,7 +70,7 @@ class Masks:
         self._only: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
         self._inside: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._counting_barrier = self._barrier(-1, 0, UNBOUNDED - 1)  # under it, every character is counted
+        self._counting_barrier = self._barrier(0, 0, UNBOUNDED - 1)  # under it, every character is counted
         self.walker = TrieWalker(machine, num_kept=capacity)
         self.kept = self.walker.kept
         tries = () if self._parts is None else (self._parts.short, self._parts.long)
@@ -163,7 +163,7 @@ class Masks:
             return self._lazy(state, aux, stack)
         else:
             beside = int(machine.inside_string[state])
-            if beside and machine.arrays[walk.FRAME_FILTER][machine.stack_frames[stack]] < 0:
+            if beside and machine.arrays[walk.FRAME_FILTER][machine.stack_frames[stack]] == 0:
                 if machine.item_readers:
                     base = self._plain(beside, 0, stack)
                 else:
@@ -317,7 +317,7 @@ class Masks:
         if not base:
             return None
         filter_at = int(machine.arrays[walk.FRAME_FILTER][frame])
-        if filter_at >= 0 and not machine.arrays[walk.FILTERS][filter_at]:
+        if filter_at and not machine.arrays[walk.FILTERS][filter_at]:
             return None
         return self._inside_tokens(base)
 

@@ -58,8 +58,10 @@ class RecentByNumber(Generic[Value]):
     def put(self, number: int, value: Value) -> None:
         if self._num_young >= self.capacity:
             self.age()
-        self.young[number >> PART_BITS][number] = value
-        self._num_young += 1
+        part = self.young[number >> PART_BITS]
+        self._num_young -= len(part)
+        part[number] = value
+        self._num_young += len(part)
 
     def age(self) -> None:
         """Drop the old entries; the young ones are then the old ones."""

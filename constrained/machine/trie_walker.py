@@ -58,6 +58,9 @@ class TrieWalker:
         self.behind(self.whole, nothing, exits, 0, 0, DEAD_STATE, 0, 0)
         self.beside(nothing, DEAD_STATE, DEAD_STATE, 0)
         self.keep(nothing)
+        walk.mask_again(self.machine.control, self.whole, 0, DEAD_STATE, 0, 0)
+        walk.keep_mask(self.machine.control, DEAD_STATE, 0, 0)
+        walk.allow_tokens(nothing, np.zeros(0, np.int32))
         walk.largest_need(np.zeros(1, np.uint16))
 
     def addresses(self, trie: Trie) -> np.ndarray:

@@ -265,7 +265,7 @@ def _transition(control, s, aux, k, byte):
         else:
             s = np.int64(to)
     filter_at = _i64(control[FRAME_FILTER])[stack_frame[k]]
-    if filter_at >= 0 and _u8(control[FILTERS])[filter_at + _i32(control[LOCAL])[s]] == 0:
+    if filter_at > 0 and _u8(control[FILTERS])[filter_at + _i32(control[LOCAL])[s]] == 0:
         return DEAD, s, aux, k
     return OK, s, aux, k
 
@@ -460,7 +460,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     frame_high = _i64(control[FRAME_HIGH])
     filters = _u8(control[FILTERS])
     local = _i32(control[LOCAL])
-    known_stack, filter_at, low, high = np.int64(-1), np.int64(-1), np.int64(0), np.int64(0)
+    known_stack, filter_at, low, high = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
     accepting = _u8(control[ACCEPTING])
     noted = _i64(control[NOTED])
     num_noted = control[NUM_NOTED]
@@ -521,7 +521,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                 low, high = frame_low[stack_frame[k]], frame_high[stack_frame[k]]
             # Most steps stay within one lexeme and need the row alone; _transition handles the rest.
             if counted[s] != 0:
-                if filter_at < 0 and 0 < code < PUSH and counted[code] != 0 and space[s] == 0:
+                if filter_at == 0 and 0 < code < PUSH and counted[code] != 0 and space[s] == 0:
                     aux = aux_at[d - 1]
                     s = code
                     if counted[s] == 1 and (aux < low or high < UNBOUNDED):
@@ -534,7 +534,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
             elif space[s] != 0:
                 status, s, aux, k = _transition(control, s, aux_at[d - 1], k, byte)
             elif 0 < code < PUSH and final[code] == 0:
-                status = OK if filter_at < 0 or filters[filter_at + local[code]] != 0 else DEAD
+                status = OK if filter_at == 0 or filters[filter_at + local[code]] != 0 else DEAD
                 s = code
             elif code == REFUSED and state_ends[s] == 0:
                 status = DEAD
