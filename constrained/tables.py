@@ -8,8 +8,8 @@ entries, for which the text that put in the last entry would wait.
 from collections import defaultdict
 from typing import TypeVar
 
-PART_BITS = 8
-NUM_PARTS = 64
+PART_BITS = 12
+NUM_PARTS = 16
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

@@ -126,7 +126,7 @@ class Machine:
         self.set_array(walk.FILTERS, np.zeros(4096, np.uint8))
         self.set_array(walk.SPARSE, np.zeros((64, 4), np.int64))
         self._sparse: list[tuple[np.ndarray, np.ndarray]] = []  # whose addresses are in SPARSE
-        for size in (2, 1 << 17):  # grown once here, so that its compiled function is loaded, which takes milliseconds
+        for size in (2, 1 << 16):  # grown once here, so that its compiled function is loaded, which takes milliseconds
             self._resize_hash(size)
         self._afters: Parts[int, int] = in_parts()  # the same entries as the hash table, for Python
         self._num_afters = 0
@@ -511,7 +511,7 @@ class Machine:
             found = afters[key] = self._returns[frame](result)
             self._num_afters += 1
             if 2 * self._num_afters > self._hash_size:
-                self._resize_hash(4 * self._hash_size)
+                self._resize_hash(2 * self._hash_size)
             walk.set_after(self.control, key, found)
         return found
 
