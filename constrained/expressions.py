@@ -82,6 +82,7 @@ class Expressions:
         self._intersections: dict[tuple[int, ...], int] = {}
         self._alive: dict[int, bool] = {}
         self._shortest: dict[int, int] = {NOTHING: NO_TEXT, EMPTY: 0}
+        self._at_least: dict[int, int] = {}
         self._spreads: dict[int, LengthSpread | None] = {}
         self._length_bounds: dict[int, tuple[int, int, int | None] | None] = {}
         self._num_parts: dict[int, int] = {}
@@ -825,6 +826,27 @@ class Expressions:
                     self._search_shortest(expr)
                 return self._shortest.get(expr)
             found = self._shortest[expr] = self._shortest_of_plain(expr)
+        return found
+
+    def at_least(self, expr: int) -> int:
+        """As ``shortest``, or a lower bound where that would need a search."""
+        if self.is_plain[expr] or expr in self._shortest:
+            return self.shortest(expr) or 0
+        found = self._at_least.get(expr)
+        if found is None:
+            node = self.nodes[expr]
+            match node[0]:
+                case "and":
+                    found = max(map(self.at_least, node[1:]))
+                case "or":
+                    found = min(map(self.at_least, node[1:]))
+                case "cat":
+                    found = self.at_least(node[1]) + self.at_least(node[2])
+                case "rep":
+                    found = node[2] * self.at_least(node[1])
+                case _:
+                    found = int(not self.nullable[expr])
+            self._at_least[expr] = found
         return found
 
     def shortest_bytes(self, expr: int, most: int) -> bytes | None:

@@ -91,6 +91,7 @@ class Machine:
         self.accepting: set[int] = set()
         self._end_states = np.zeros(0, np.int32)
         self.texts: dict[int, int] = {}  # by state; see ``text``
+        self.strings: Parts[int, int] = in_parts()  # by state inside a string: the language of the rest
 
         self.control = np.zeros(walk.CONTROL_SIZE, dtype=np.int64)
         self._control = self.control.data
