@@ -85,7 +85,10 @@ class Bench:
         """The rates of copying 4 GiB and of bfloat16 products of 8192 x 8192, with the vendor's libraries."""
         source = torch.empty(1 << 30, dtype=torch.int32, device=self.device).random_()
         target = torch.empty_like(source)
-        copy = 2 * source.numel() * 4 / (self.time(lambda: target.copy_(source)) / 1e3)
+        copy_ms = self.time(
+            lambda: target.copy_(source), in_graph=False
+        )  # in a graph the copy engine would do it, slower
+        copy = 2 * source.numel() * 4 / (copy_ms / 1e3)
         a, b = (torch.randn(8192, 8192, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         flops = 2 * 8192**3 / (self.time(lambda: a @ b) / 1e3)
         return roofline.DeviceSpec(torch.cuda.get_device_name(), copy, flops)
@@ -94,17 +97,18 @@ class Bench:
         """Median milliseconds of ``call`` as a CUDA graph, so that the host's time to launch it does not count.
 
         ``in_graph`` False: of a plain call, for one that a graph cannot hold. The L2 cache is overwritten before every
-        trial, which also gives the host time to queue a plain call.
+        trial, by reads: written lines would be stored while the call runs. That also gives the host time to queue a
+        plain call.
         """
         call()
         torch.cuda.synchronize()
         if in_graph:
             graph, _ = CudaAccelerator(self.device).capture(lambda: (call(), torch.empty(0))[1])
             call = graph.replay
-        flush = torch.empty(FLUSHED, dtype=torch.uint8, device=self.device)
+        flush = torch.zeros(FLUSHED // 4, device=self.device)
         taken = []
         for _ in range(TRIALS):
-            flush.zero_()
+            flush.sum()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             call()
@@ -297,27 +301,40 @@ def elementwise(bench: Bench) -> None:
 
 
 def sampling(bench: Bench) -> None:
-    """Draws from rows of logits: greedy, at a temperature, and with both cuts."""
+    """Draws from rows of logits: greedy, at a temperature, with cuts, with cuts of flat logits, and with masks."""
     vocab = 128_256 if not bench.smoke else 300
-    triton = triton_backend()
+    from phloem.kernels.triton import sampling as triton_sampling
+
+    num_words = (vocab + 31) // 32
     for rows in (1, 256) if not bench.smoke else (2,):
         logits = 4 * torch.randn(rows, vocab, device=bench.device)
-        for name, temperature, top_k, top_p in (
-            ("greedy", 0.0, -1, 1.0),
-            ("temperature", 0.8, -1, 1.0),
-            ("top-k and top-p", 0.8, 50, 0.9),
+        words = torch.randint(-(2**31), 2**31, (rows, num_words), device=bench.device).int()
+        for name, source, temperature, top_k, top_p, mask in (
+            ("greedy", logits, 0.0, -1, 1.0, None),
+            ("temperature", logits, 0.8, -1, 1.0, None),
+            ("top-k and top-p", logits, 0.8, 50, 0.9, None),
+            ("top-p", logits, 0.8, -1, 0.9, None),
+            ("top-p, flat", logits / 8, 1.0, -1, 0.9, None),
+            ("temperature, masked", logits, 0.8, -1, 1.0, words),
         ):
             rng = np.random.default_rng(0)
             columns = [np.full(rows, value) for value in (temperature, top_k, top_p, 0.0)]
             batch = SampleBatch(*columns, rng.random(rows))
+            has_cuts = top_k > 0 or top_p < 1
+            parameters = torch.from_numpy(np.stack([*columns, batch.draw])).to(bench.device) if temperature else None
             bench.add(
                 "sampling",
                 f"{rows:,} x {vocab:,}, {name}",
-                lambda logits=logits, batch=batch: triton.sample(logits, batch).token_ids.float(),
-                lambda logits=logits, batch=batch: reference.sample(logits, batch).token_ids.float(),
-                roofline.Work(4.0 * rows * vocab),
-                timed=lambda logits=logits, batch=batch: triton.sample(logits, batch),
-                in_graph=False,
+                lambda source=source, batch=batch, mask=mask: triton_sampling.sample(
+                    source, batch, mask=mask
+                ).token_ids.float(),
+                lambda source=source, batch=batch, mask=mask: reference.sample(
+                    source if mask is None else reference.apply_bitmask(source.clone(), mask), batch
+                ).token_ids.float(),
+                roofline.Work(4.0 * rows * (vocab + (0 if mask is None else num_words))),
+                timed=lambda source=source, parameters=parameters, mask=mask, has_cuts=has_cuts: triton_sampling.draw(
+                    source, parameters, has_cuts=has_cuts, mask=mask
+                ),
             )
 
 

@@ -12,6 +12,7 @@ from phloem.kernels import Groups, SharedPrefixes, reference
 from phloem.kernels.backend import triton_backend
 from phloem.kernels.linear import quantize_int8
 from phloem.kernels.quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
+from phloem.kernels.triton.row import row_product
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def quantized_products(bench: Bench) -> None:
     dense = bench.randn(width_out, width_in) / width_in**0.5
     for kind in ("int4", "int8", "fp8"):
         weight = _packed(dense, kind)
-        for rows in (1, 16, 256, 4096) if not bench.smoke else (1, 20):
+        for rows in (1, 4, 16, 64, 256, 4096) if not bench.smoke else (1, 20, 70):
             x = bench.randn(rows, width_in)
             bench.add(
                 f"product {kind}",
@@ -35,6 +36,24 @@ def quantized_products(bench: Bench) -> None:
                 other="torch, bfloat16 weights",
                 other_call=partial(torch.matmul, x, dense.T),
             )
+
+
+def dense_products(bench: Bench) -> None:
+    """A row with the projections and heads of Llama-3-8B and Qwen3-0.6B in bfloat16; compared with cuBLAS."""
+    llama = ((4096, 28_672), (4096, 4096), (14_336, 4096), (4096, 6144), (4096, 128_256))
+    for width_in, width_out in (*llama, (1024, 151_936)) if not bench.smoke else ((256, 40),):
+        weight = (bench.randn(width_out, width_in) / width_in**0.5).bfloat16()
+        x = bench.randn(1, width_in).bfloat16()
+        bench.add(
+            "product bfloat16",
+            f"1 x {width_in:,} x {width_out:,}",
+            partial(row_product, x, weight, out_dtype=torch.float32),
+            partial(reference.dense_product, x.double(), weight.double()),
+            roofline.quantized_product(1, width_in, width_out, kind="bfloat16"),
+            other="torch",
+            other_call=partial(torch.matmul, x, weight.T),
+            timed=partial(triton_backend().dense_product, x, weight),
+        )
 
 
 def _packed(dense: Tensor, kind: str) -> QuantizedWeight:
@@ -212,6 +231,7 @@ def _rows(bench: Bench, kv_lens: list[int], num_queries: list[int]) -> tuple[tup
 
 PARTS = {
     "quantized_products": quantized_products,
+    "dense_products": dense_products,
     "shared_prefix": shared_prefix,
     "fp8_pool": fp8_pool,
     "experts": experts,

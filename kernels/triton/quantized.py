@@ -1,7 +1,8 @@
-"""Products with weights of 4 and 8 bits, which are unpacked in registers.
+"""Products with weights of 4 and 8 bits.
 
-Weights are read as they are stored: 4 or 8 bits each and a scale for every ``group_len`` neighbours of a row. A
-program has a block of results. Neighbouring programs share weights, so for few rows each weight is read once.
+Weights are read as they are stored: 4 or 8 bits each and a scale for every ``group_len`` neighbours of a row. One row
+has a kernel of its own (``row``); for many, weights are unpacked to memory first (``unpack``). Between the two a
+program has a block of results of all rows, and unpacks its weights in registers: each weight is read once.
 """
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 from ..quantized_weight import QuantizedWeight
 from .attention import product_type
 from .config import ProductConfig, config_of
-from .fp8 import decode_fp8
+from .fp8 import has_fp8, of_bytes
+from .row import is_row, row_product
+from .unpack import unpacked_product
 
 
 @triton.jit
@@ -49,10 +52,11 @@ def add_int4_terms(
         shown = inside[None, :] & there[:, None]
         both = tl.load(weight + lines[None, :] * (width_in // 2) + byte[:, None], mask=shown, other=0)
         step = of_groups(scale, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
-        # w = (q - 8) * scale + zero
-        offset = of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16) - 8.0 * step
-        low = (both & 15).to(tl.float32) * step + offset
-        high = (both >> 4).to(tl.float32) * step + offset
+        # w = (q - 8) * scale + zero, and 128 + q is q in the lowest bits of bfloat16's 128: no conversion.
+        offset = of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16) - 136.0 * step
+        bits = both.to(tl.int32)
+        low = (((bits & 15) << 16) | 0x43000000).to(tl.float32, bitcast=True) * step + offset
+        high = (((bits >> 4) << 16) | 0x43000000).to(tl.float32, bitcast=True) * step + offset
         asked = valid[:, None] & there[None, :]
         first = tl.load(rows[:, None] + k[None, :], mask=asked, other=0.0).to(PRODUCTS)
         second = tl.load(rows[:, None] + k[None, :] + 16, mask=asked, other=0.0).to(PRODUCTS)
@@ -74,9 +78,10 @@ def quantized_product_kernel(
     width_in,
     num_groups,
     x_stride,
-    KIND: tl.constexpr,
+    KIND: tl.constexpr,  # of packed weights; "": they are not packed
     GROUP_LEN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_FP8: tl.constexpr,  # whether the device converts 8-bit floats
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -94,20 +99,21 @@ def quantized_product_kernel(
             sums, rows, valid, weight, scale, zero, lines, inside, width_in, num_groups, BLOCK_K, PRODUCTS
         )
     else:
-        GROUPS: tl.constexpr = (BLOCK_K + GROUP_LEN - 1) // GROUP_LEN
+        GROUPS: tl.constexpr = 0 if KIND == "" else (BLOCK_K + GROUP_LEN - 1) // GROUP_LEN
         for start in range(0, width_in, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
             there = k < width_in
             shown = inside[None, :] & there[:, None]
             stored = tl.load(weight + lines[None, :] * width_in + k[:, None], mask=shown, other=0)
-            if KIND == "fp8":
-                number = decode_fp8(stored)
-            else:
-                number = stored.to(tl.float32)
-            # A block of terms is several groups, or a part of one.
-            step = of_groups(scale, lines, inside, start // GROUP_LEN, num_groups, GROUPS, BLOCK_K // GROUPS)
+            number = stored if KIND == "" else of_bytes(stored, KIND, HAS_FP8)
+            if GROUPS > 1:
+                number = number * of_groups(scale, lines, inside, start // GROUP_LEN, num_groups, GROUPS, GROUP_LEN)
             a = tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & there[None, :], other=0.0)
-            sums = tl.dot(a.to(PRODUCTS), (number * step).to(PRODUCTS), sums)
+            if GROUPS == 1:  # a group, or a part of one: its scale multiplies the sum
+                step = tl.load(scale + lines * num_groups + start // GROUP_LEN, mask=inside, other=0.0)
+                sums += tl.dot(a.to(PRODUCTS), number.to(PRODUCTS)) * step.to(tl.float32)[None, :]
+            else:
+                sums = tl.dot(a.to(PRODUCTS), number.to(PRODUCTS), sums)
     if HAS_BIAS:
         sums += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     at = row.to(tl.int64)[:, None] * width_out + column[None, :]
@@ -123,30 +129,50 @@ def quantized_product(
     config: ProductConfig | None = None,
 ) -> Tensor:
     """``x [T, K] @ weight.T + bias -> [T, N]`` in ``out_dtype`` or x's, with float32 sums."""
+    if config is None and is_row(x, weight):
+        return row_product(x, weight, bias=bias, out_dtype=out_dtype)
+    if config is None and x.shape[0] > config_of(x.device).most_unpacked_in_registers:
+        return unpacked_product(x, weight, bias=bias, out_dtype=out_dtype)
+    return block_product(x, weight, bias=bias, out_dtype=out_dtype, config=config)
+
+
+def block_product(
+    x: Tensor,
+    weight: Tensor | QuantizedWeight,
+    *,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: ProductConfig | None = None,
+) -> Tensor:
+    """``x [T, K] @ weight.T + bias -> [T, N]`` in ``out_dtype`` or x's, by blocks of rows and outputs."""
     num_rows, width_in = x.shape
     width_out = weight.shape[0]
+    packed = weight if isinstance(weight, QuantizedWeight) else None
+    values, scale = (weight.values, weight.scale) if isinstance(weight, QuantizedWeight) else (weight, x)
     assert width_in == weight.shape[1], (x.shape, weight.shape)
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((num_rows, width_out), dtype=out_dtype or x.dtype, device=x.device)
     if config is None:
         table = config_of(x.device)
-        config = table.quantized_few if num_rows <= 16 else table.quantized_many
+        few = table.int4_few if weight.kind == "int4" else table.bytes_few
+        config = few if num_rows <= 16 else table.quantized_many
     if num_rows:
         quantized_product_kernel[(triton.cdiv(num_rows, config.block_m), triton.cdiv(width_out, config.block_n))](
             x,
-            weight.values,
-            weight.scale,
-            weight.scale if weight.zero is None else weight.zero,
-            weight.scale if bias is None else bias,
+            values,
+            scale,
+            scale if packed is None or packed.zero is None else packed.zero,
+            scale if bias is None else bias,
             out,
             num_rows,
             width_out,
             width_in,
-            weight.scale.shape[1],
+            scale.shape[1],
             x.stride(0),
-            KIND=weight.kind,
-            GROUP_LEN=weight.group_len,
+            KIND="" if packed is None else packed.kind,
+            GROUP_LEN=0 if packed is None else packed.group_len,
             HAS_BIAS=bias is not None,
+            HAS_FP8=has_fp8(x.device),
             BLOCK_M=config.block_m,
             BLOCK_N=config.block_n,
             BLOCK_K=config.block_k,

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:Deprecati
 
 
 def test_the_kernels_are_interpreted() -> None:
-    assert type(sampling.sample_kernel).__name__ == "InterpretedFunction"
+    assert type(sampling.draw_kernel).__name__ == "InterpretedFunction"
 
 
 @pytest.mark.parametrize(("vocab_size", "spread"), [(2, 3.0), (33, 0.1), (1300, 3.0), (700, 20.0)])
@@ -27,6 +27,63 @@ def test_tokens_equal_the_reference(vocab_size: int, spread: float) -> None:
     torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.fixture(params=["listed", "overflowing"])
+def in_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of several parts, whose candidates are listed, or too many to be listed."""
+    monkeypatch.setattr(sampling, "PART", 64)
+    monkeypatch.setattr(sampling, "BLOCK", 128)
+    monkeypatch.setattr(sampling, "CAPACITY", 8192 if request.param == "listed" else 16)
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize(("vocab_size", "spread"), [(65, 3.0), (1300, 0.1), (1301, 3.0), (1301, 20.0)])
+def test_rows_of_several_parts_equal_the_reference(vocab_size: int, spread: float) -> None:
+    cuts = [*CUTS, (1.0, 30, 1.0, 0.05), (0.6, 200, 1.0, 0.0), (1.0, -1, 0.999, 0.0)]
+    logits = random_logits(len(cuts), vocab_size, spread=spread)
+    batch = batch_of(cuts, np.random.default_rng(vocab_size).random(len(cuts)))
+    found, expected = sampling.sample(logits, batch), reference.sample(logits, batch)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_a_mask_given_to_sample_is_one_applied_before(share: float, has_rows: bool) -> None:
+    rng, vocab_size = np.random.default_rng(1), 333
+    logits = random_logits(len(CUTS) + 2, vocab_size)
+    batch = batch_of([*CUTS, *CUTS[:2]], rng.random(len(logits)))
+    rows = torch.from_numpy(rng.permutation(len(logits))[:-2]) if has_rows else None
+    num_lines = len(logits) if rows is None else len(rows)
+    allowed = rng.random((num_lines, 32 * -(-vocab_size // 32))) < share
+    mask = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view(np.int32))
+    expected = reference.sample(reference.apply_bitmask(logits.clone(), mask, rows=rows), batch)
+    kept = logits.clone()
+    found = sampling.sample(logits, batch, mask=mask, rows=rows)
+    assert torch.equal(found.token_ids, expected.token_ids) and torch.equal(logits, kept)
+    torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    logits, draws = random_logits(len(CUTS), 500), np.random.default_rng(0).random(len(CUTS))
+    together = sampling.sample(logits, batch_of(CUTS, draws))
+    for row in range(len(CUTS)):
+        alone = sampling.sample(logits[row : row + 1], batch_of(CUTS[row : row + 1], draws[row : row + 1]))
+        assert alone.token_ids[0] == together.token_ids[row] and alone.logprobs[0] == together.logprobs[row]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("share", [0.01, 1.0])
+def test_logits_that_are_no_numbers_give_some_token_of_the_vocabulary(share: float) -> None:
+    logits = random_logits(len(CUTS), 200)
+    logits[torch.rand(logits.shape) < share] = float("nan")
+    found = sampling.sample(logits, batch_of(CUTS, np.random.default_rng(0).random(len(CUTS))))
+    assert ((found.token_ids >= -1) & (found.token_ids < 200)).all()
+
+
 @pytest.mark.parametrize("draw", [0.0, 0.31, 0.999999])
 def test_equal_logits_prefer_low_ids(draw: float) -> None:
     logits = torch.zeros(len(CUTS), 100)
@@ -35,6 +92,7 @@ def test_equal_logits_prefer_low_ids(draw: float) -> None:
     assert torch.equal(sampling.sample(logits, batch).token_ids, reference.sample(logits, batch).token_ids)
 
 
+@pytest.mark.usefixtures("in_parts")
 def test_cuts_within_ties_keep_as_many_as_the_reference() -> None:
     logits = torch.randint(0, 4, (3, 600)).float()
     cuts = [(1.0, 200, 1.0, 0.0), (0.5, 350, 0.9, 0.0), (1.0, -1, 0.5, 0.0)]
