@@ -77,6 +77,7 @@ class Expressions:
         self._by_ranges: dict[Ranges, int] = {}
         self._derived: dict[int, int] = {}
         self._moves: dict[int, Moves] = {}
+        self._linear: dict[int, tuple[tuple[int, int], ...] | None] = {}
         self._unions: dict[tuple[int, ...], int] = {}
         self._intersections: dict[tuple[int, ...], int] = {}
         self._alive: dict[int, bool] = {}
@@ -595,6 +596,49 @@ class Expressions:
         if found is None:
             found = self._moves[expr] = self._make_moves(expr)
         return found
+
+    def linear_form(self, expr: int) -> tuple[tuple[int, int], ...] | None:
+        """The partial derivatives (Antimirov 1996), as (bytes, rest): a text begins with one of the bytes, which are
+        bits, and goes on with a text of the rest. None for intersections, complements and multiples."""
+        found = self._linear.get(expr)
+        if found is None and expr not in self._linear:
+            made = self._make_linear(expr)
+            if made is not None:
+                merged: dict[int, int] = {}
+                for bits, to in made:
+                    merged[to] = merged.get(to, 0) | bits
+                found = tuple([(bits, to) for to, bits in merged.items()])
+            self._linear[expr] = found
+        return found
+
+    def _make_linear(self, expr: int) -> Iterable[tuple[int, int]] | None:
+        node = self.nodes[expr]
+        self.fuel.spend(len(node))
+        match node[0]:
+            case "and" | "not" | "multiple":
+                return None
+            case "empty" | "endless" | "padding":
+                return ()
+            case "set":
+                return ((node[1], EMPTY),)
+            case "owing":
+                return self.linear_form(node[2])
+            case "cat":
+                first = self.linear_form(node[1])
+                rest = self.linear_form(node[2]) if self.nullable[node[1]] else ()
+                if first is None or rest is None:
+                    return None
+                return (*[(bits, self._concat(to, node[2])) for bits, to in first], *rest)
+            case "or":
+                parts = [self.linear_form(part) for part in node[1:]]
+                known = [part for part in parts if part is not None]
+                return [move for part in known for move in part] if len(known) == len(parts) else None
+            case "rep":
+                _, inner, low, high = node
+                first = self.linear_form(inner)
+                after = self.repeat(inner, max(low - 1, 0), None if high is None else high - 1)
+                return None if first is None else [(bits, self._concat(to, after)) for bits, to in first]
+        return [((1 << hi) - (1 << lo), to) for lo, hi, to in self.moves(expr)]
 
     def _make_moves(self, expr: int) -> Moves:
         node = self.nodes[expr]

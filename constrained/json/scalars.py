@@ -15,7 +15,7 @@ import numpy as np
 
 from ..code_points import ANY, Ranges, intersection
 from ..expressions import NO_TEXT, NOTHING, Expressions
-from ..machine import DEAD_STATE, MAX_NEED, UNBOUNDED, Fill, Machine, Recent
+from ..machine import DEAD_STATE, MAX_NEED, UNBOUNDED, Fill, Machine, Recent, StringText
 from ..prefixes import TokenReach, contains_all_texts_of
 from ..token_parts import SHORT_TOKEN
 from .names import name_nodes, trie_moves
@@ -322,6 +322,10 @@ class Scalars:
         and need none."""
         machine = self.machine
         machine.set_short_twin(state, lambda: self._short_twin(exprs, spelling))
+        if len(exprs) == 1 and spelling.counted <= 1 and self.ex.is_plain[exprs[0]]:
+            machine.string_texts[state] = StringText(
+                exprs[0], spelling.free, spelling.counted == 1, lambda expr: self._string((expr,), spelling)
+            )
         near, owed = _near(self._reach, exprs, spelling)
         if near != exprs:
             machine.set_twin(state, lambda: self._string(near, spelling), owed=owed)

@@ -31,6 +31,7 @@ from ..vocabulary import Vocabulary
 from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
 from .parser_sets import LazyState
+from .part_sets import StringText
 from .untouched import touch, untouched
 from .walk import DEAD_STATE, PUSH
 from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
@@ -137,6 +138,7 @@ class Machine:
         self.owed: dict[int, int] = {}  # of states with a twin; see ``set_twin``
         self.stand_ins: dict[int, StandIns] = {}
         self.short_twins: dict[int, Callable[[], tuple[int, int]]] = {}  # see ``set_short_twin``
+        self.string_texts: dict[int, StringText] = {}  # by state
         self._steps: dict[int, Step] = {}  # by state; see ``add_state``
         self._num_stepped: dict[int, int] = {}  # entries made of the rows of these states, one by one
         self._unsettled: dict[int, Callable[[], None]] = {}

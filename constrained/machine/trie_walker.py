@@ -96,6 +96,22 @@ class TrieWalker:
         exits = self._exits[: int(control[walk.NUM_EXITS])]
         return exits[np.argsort(exits[:, 0])] if count else exits.copy()
 
+    def from_regions(
+        self, trie: np.ndarray, mask: np.ndarray, regions: np.ndarray, needs: np.ndarray | None = None
+    ) -> np.ndarray:
+        """As ``from_state``, of the regions int64 [n, 5] that ``walk_trie`` takes."""
+        control = self.machine.control
+        self.machine.begin()
+        self._room_for_regions(len(regions))
+        self._pending[: len(regions)] = regions
+        control[walk.NEEDS] = 0 if needs is None else needs.ctypes.data
+        try:
+            self._walk(trie, mask, len(regions))
+        finally:
+            control[walk.NEEDS] = 0
+        exits = self._exits[: int(control[walk.NUM_EXITS])]
+        return exits[np.argsort(exits[:, 0])]
+
     # -- whole masks, with the end token: the numbers of kept masks, ``NOT_KEPT`` where ``room_to_keep`` is needed -----
 
     def at(self, state: int, aux: int, stack: int) -> int:
