@@ -309,6 +309,7 @@ class Scalars:
                 loops=loops and exprs[0] == self.ex.text,
                 recurs=True,
                 step=partial(self._step, exprs, spelling) if spelling.tagged < 0 else None,
+                apart=not self.ex.is_plain[exprs[0]] and not self.ex.has_moves(exprs[0]),
             )
             if is_base:
                 machine.inside_string[state] = state
