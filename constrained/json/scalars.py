@@ -459,6 +459,8 @@ class Scalars:
         ex = self.ex
         if must == ex.text:
             return 1
+        if codes == ANY:  # behind the first byte of several, the rest has the character
+            return min(((ex.shortest(to) or 0) + (lo < 0x80) for lo, _, to in ex.moves(must)), default=NO_TEXT)
         if codes[-1][1] < 0x80:
             table: _CharMoves = tuple([(lo, hi - 1, to) for lo, hi, to in ex.moves(must) if lo < 0x80])
         else:
