@@ -308,7 +308,7 @@ class Scalars:
                 inside_string=base,
                 loops=loops and exprs[0] == self.ex.text,
                 recurs=True,
-                step=partial(self._step, exprs, spelling) if spelling.tagged < 0 else None,
+                step=partial(self._step, exprs, spelling),
                 apart=not self.ex.is_plain[exprs[0]] and not self.ex.has_moves(exprs[0]),
             )
             if is_base:
