@@ -30,6 +30,7 @@ MAX_LISTED_BYTES = 1 << 16  # of words whose states are made together
 PLAIN_BYTES = bytes(b for b in range(0x20, 0x100) if b not in b'"\\')  # of characters that need no escape
 MOST_COUNTED_WHOLE = 8  # with larger counts, masks are made from those of smaller ones
 LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
+NUM_CHARS = sum(last - first + 1 for first, last in ANY)
 _CharMoves = tuple[tuple[int, int, int], ...]  # (first, last, to): characters lead to an expression
 _last = itemgetter(1)
 _LeftByChar = tuple[tuple[int, int, int], ...]  # (first, last, left): characters, in order, and ``_left_after`` of each
@@ -459,7 +460,8 @@ class Scalars:
         ex = self.ex
         if must == ex.text:
             return 1
-        if codes == ANY:  # behind the first byte of several, the rest has the character
+        if sum([last - first + 1 for first, last in codes]) == NUM_CHARS:
+            # behind the first byte of several, the rest has the character
             return min(((ex.shortest(to) or 0) + (lo < 0x80) for lo, _, to in ex.moves(must)), default=NO_TEXT)
         if codes[-1][1] < 0x80:
             table: _CharMoves = tuple([(lo, hi - 1, to) for lo, hi, to in ex.moves(must) if lo < 0x80])

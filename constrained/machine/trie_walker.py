@@ -55,6 +55,7 @@ class TrieWalker:
         exits = self.from_state(self.whole, nothing, DEAD_STATE, 0, 0)
         self._walk(self.whole, nothing, 0)
         self.at(DEAD_STATE, 0, 0)
+        walk.mask_again(self.machine.control, self.whole, 0, DEAD_STATE, 0, 0)
         self.behind(self.whole, nothing, exits, 0, 0, DEAD_STATE, 0, 0)
         self.beside(nothing, DEAD_STATE, DEAD_STATE, 0)
         self.keep(nothing)
