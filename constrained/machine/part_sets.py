@@ -128,10 +128,13 @@ class PartSets:
         self._numbers: dict[tuple[Element, ...], int] = {}
         self._number_of_bytes: dict[int, int] = {}
         self.num_rules = self._num_moves = 0
-        self._steps[: self._counts[NUM_SETS]] = NOT_MADE
-        for table in (self._table, self._part_table):
-            table[:] = 0
         self._rule_keys[:] = -1
+        self._forget_sets()
+
+    def _forget_sets(self) -> None:
+        """Forget the sets and the parts, but no shape and no rule."""
+        self._table[:] = 0
+        self._part_table[:] = 0
         self._counts[:ROUND] = 1, 1, 0, 0  # the number 0 is no set and no part
 
     @property
@@ -145,10 +148,11 @@ class PartSets:
         to follow it.
         """
         counts = self._counts
-        is_half_full = 2 * max(self.num_rules, len(self._elements), len(self._number_of_bytes)) > MAX_RULES
-        is_half_full = is_half_full or 2 * self._num_moves > MAX_MOVES
-        if is_half_full or 2 * counts[NUM_PARTS] > MAX_PARTS or 2 * counts[NUM_SETS] > MAX_SETS:
+        most_rules = max(self.num_rules, len(self._elements), len(self._number_of_bytes))
+        if 2 * most_rules > MAX_RULES or 2 * self._num_moves > MAX_MOVES:
             self._forget()
+        elif 2 * counts[NUM_PARTS] > MAX_PARTS or 2 * counts[NUM_SETS] > MAX_SETS:
+            self._forget_sets()
         if len(self._path) < trie.max_depth + 2:
             self._path = np.zeros((trie.max_depth + 2, 3), np.int64)
         if len(self._out) < trie.num_nodes:
@@ -384,7 +388,7 @@ def find_part(tables, row):
 def find_set(tables, count):
     """The number of the set of the parts in the first rows of ``following``, without those whose texts another one has
     too; a new number if there is none. NO_ROOM if there is no room."""
-    counts, sets, _, about_sets, table, parts, _, _, shapes = tables[:9]
+    counts, sets, steps, about_sets, table, parts, _, _, shapes = tables[:9]
     wanted, following = tables[16], tables[18]
     words = sets.shape[1]
     for w in range(words):
@@ -438,6 +442,7 @@ def find_set(tables, count):
     counts[NUM_SETS] = number + 1
     table[slot] = number
     sets[number] = wanted
+    steps[number] = NOT_MADE
     about_sets[number, S_LEFT], about_sets[number, S_PADDING] = left, padding
     about_sets[number, S_WIDE], about_sets[number, S_LACKED_IN] = wide, 0
     return number

@@ -101,3 +101,18 @@ def test_what_has_no_parts_or_too_many_is_unsuitable(vocabulary: Vocabulary, mon
             with pytest.raises(NoParts):
                 walked(PartSets(ex), vocabulary, many)
     assert np.array_equal(walked(part_sets, vocabulary, many), mask)
+
+
+def test_what_was_forgotten_is_found_again(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    ex = Expressions(vocabulary.has_byte)
+    exprs = [compile_regex(f"([a-z]{{2,9}}[{c}., -]){{1,9}}{c}", ex, anchored=True) for c in "0123456789"]
+    expected = [walked(PartSets(ex), vocabulary, expr) for expr in exprs]
+    part_sets, alone = PartSets(ex), PartSets(ex)
+    walked(alone, vocabulary, exprs[-1])
+    for limit, keeps_rules in (("MAX_SETS", True), ("MAX_RULES", False)):  # there is room for more
+        with monkeypatch.context() as patch:
+            patch.setattr(module, limit, 7)
+            for expr, mask in zip(exprs * 2, expected * 2, strict=True):
+                assert np.array_equal(walked(part_sets, vocabulary, expr), mask)
+        assert (part_sets.num_rules > alone.num_rules) == keeps_rules
+        assert part_sets.num_parts == alone.num_parts
