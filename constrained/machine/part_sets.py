@@ -25,6 +25,7 @@ MAX_RULES = 4096
 MAX_MOVES = 16_384
 MOST_REPEATS = 12  # of a shape
 MOST_COMPARED = 256  # parts of a set
+MAX_WORK = 1 << 22  # moves that are followed in one round: 40 ms
 MOVES_OF_FUEL = 200  # that are followed for one step of fuel, which is 2 microseconds
 QUOTE, BACKSLASH, SLASH, LETTER_U = 0x22, 0x5C, 0x2F, 0x75
 SIMPLE_ESCAPES = {0x22: 0x22, 0x2F: 0x2F, 0x5C: 0x5C, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
@@ -33,7 +34,7 @@ ASCII = (1 << 128) - 1
 
 NEVER = 1 << 30  # no number of characters
 NO_BOUND = 1 << 29  # as the upper bound of a repeat
-NOT_MADE, REFUSED, LACKS_RULES, NO_ROOM = 0, -1, -2, -3  # steps; others are the numbers of sets
+NOT_MADE, REFUSED, LACKS_RULES, NO_ROOM = 0, -1, -2, -3  # steps; others are the numbers of sets (NO_ROOM: or no work)
 NO_RULE, ASKED = -1, -2  # instead of the number of a rule
 # Columns of a part: its shape, the characters of its shortest text, its padding where it may end (else NEVER).
 SHAPE, LEFT, PADDING = range(3)
@@ -48,7 +49,7 @@ NUM_REPEATS, OTHERS_LEFT, LAST_PADDING, WIDE, INNER_LEFT = range(5)
 # (-1: those that follow), whether one repeat less is left, a lower and an upper bound.
 M_BYTES, M_SHAPE, M_BOUNDS = range(3)
 M_FROM, M_LESS, M_LOW, M_HIGH = range(4)
-NUM_SETS, NUM_PARTS, NUM_LACKING, WORK, ROUND = range(5)
+NUM_SETS, NUM_PARTS, NUM_LACKING, WORK, ROUND, MOST_WORK = range(6)
 # Where a walk is: behind a backslash; between two characters; within one that is counted, of which n - 1 bytes are
 # missing. A string that is not counted may begin within a character.
 BEHIND_BACKSLASH, BETWEEN, BEFORE_U = 0, 1, 5
@@ -58,7 +59,7 @@ Bounds = tuple[int, int]
 
 
 class NoParts(Exception):
-    """The language has an intersection in it, or the walk meets too many parts."""
+    """The language has an intersection in it, or the walk meets too many parts, or follows too many moves."""
 
 
 class StringText(NamedTuple):
@@ -93,7 +94,7 @@ class PartSets:
         self._escapes = np.zeros(256, np.uint8)  # the character that a byte behind a backslash stands for
         self._escapes[list(SIMPLE_ESCAPES)] = list(SIMPLE_ESCAPES.values())
         self._is_missing = np.array([not ex.available >> byte & 1 for byte in range(256)], np.uint8)
-        self._counts = np.zeros(5, np.int64)
+        self._counts = np.zeros(6, np.int64)
         self._sets = np.zeros((MAX_SETS, MAX_PARTS // 64), np.uint64)
         self._steps = np.zeros((MAX_SETS, 256), np.int32)
         self._about_sets = np.zeros((MAX_SETS, 4), np.int32)
@@ -169,6 +170,7 @@ class PartSets:
         exits: list[np.ndarray] = []
         regions: list[tuple[int, int, int]] = []
         counts = self._counts
+        counts[MOST_WORK] = MAX_WORK
         while len(pending):
             counts[ROUND] += 1
             num_exits, num_out = walk_sets(
@@ -507,6 +509,8 @@ def make_step(tables, number, byte):
     """The set after a byte, which is noted; or one of the other steps."""
     counts, _, steps, _, _, parts, bounds, _, shapes, keys, values, rules, moves, has_byte = tables[:14]
     members, following = tables[17], tables[18]
+    if counts[WORK] > counts[MOST_WORK]:
+        return np.int64(NO_ROOM)
     num_members = members_of(tables, number)
     if num_members < 0:
         return np.int64(LACKS_RULES)
@@ -561,7 +565,7 @@ def walk_sets(
     """Walk the regions in ``pending`` [n, 4] (node, set, characters, place), node -1 for the whole trie.
 
     Returns the numbers of exits and of regions that are left, which are in ``out``: those where a rule is missing, and
-    those at a ``u`` behind a backslash. The last is negative where there is no room for another set.
+    those at a ``u`` behind a backslash. The last is negative where there is no room for another set, or too much work.
     """
     counts, _, steps, about_sets = tables[:4]
     num_exits = num_out = 0

@@ -95,7 +95,7 @@ def test_what_has_no_parts_or_too_many_is_unsuitable(vocabulary: Vocabulary, mon
     many = compile_regex("|".join(f"{letter}{{2,9}}x" for letter in letters), ex, anchored=True)
     assert len(letters) == 63
     mask = walked(part_sets, vocabulary, many)
-    for limit in ("MAX_SETS", "MAX_PARTS", "MAX_RULES", "MAX_MOVES"):
+    for limit in ("MAX_SETS", "MAX_PARTS", "MAX_RULES", "MAX_MOVES", "MAX_WORK"):
         with monkeypatch.context() as patch:
             patch.setattr(module, limit, 64 if limit == "MAX_PARTS" else 2)
             with pytest.raises(NoParts):
