@@ -13,7 +13,7 @@ AXE := $(VENV)/axe/node_modules/axe-core/axe.min.js
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-interop test-openapi test-otel test-ray test-s3 test-arm test-arm-kernels test-isas soak soak-ranks soak-fleet soak-http soak-files oracle check serve bench clean test-browser
+.PHONY: demo test test-interop test-openapi test-otel test-ray test-s3 test-arm test-arm-kernels test-isas test-gpu soak soak-ranks soak-fleet soak-http soak-files oracle check serve bench clean test-browser
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -153,6 +153,11 @@ test-arm-kernels: $(DEV_STAMP) $(if $(shell command -v qemu-aarch64),$(ARM)/.ins
 # Greedy texts under every instruction set that this machine can run: two minutes the first time.
 test-isas: $(DEV_STAMP)
 	PHLOEM_TEST_ISAS=1 $(VENV)/bin/pytest tests/runtime/engine/test_isas.py
+
+# The compiled kernels and engines on a GPU: the kernels' tests, which are interpreted elsewhere, and those marked gpu.
+test-gpu: $(DEV_STAMP)
+	PHLOEM_TEST_GPU=1 $(VENV)/bin/pytest tests/kernels/triton
+	PHLOEM_TEST_GPU=1 $(VENV)/bin/pytest -m gpu tests/runtime
 
 # mypy wants a package in a folder of its own name; the link gives it one, whatever the checkout is called.
 check: $(DEV_STAMP)

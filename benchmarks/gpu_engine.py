@@ -57,7 +57,7 @@ TOYS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``step_ms``: median time of a step. ``host_ms``: its part that did not wait for the device. 0: none was timed."""
+    """``step_ms``: median time of a step. ``host_ms``: the median of a step's part that did not wait for the device."""
 
     case: str
     num_tokens: int
@@ -141,18 +141,21 @@ def _run(
         params = SamplingParams(max_tokens=length, temperature=0.6, ignore_eos=True, seed=i)
         ops = [Special(op=0, seq=0, ids=tuple(prompt)), Gen(op=1, seq=0, params=params), Close(op=2, seq=0)]
         inbox.append((b"bench", Submit(program=str(i), ops=ops)))
-    waited_s, steps = engine.loop.counters.wait_s, engine.loop.counters.steps
-    times = [time.perf_counter()]
+    counters = engine.loop.counters
+    steps = counters.steps
+    times, waits = [time.perf_counter()], [counters.wait_s]
     outbox = engine.step(inbox)
     times.append(time.perf_counter())
+    waits.append(counters.wait_s)
     while engine.has_work:
         outbox += engine.step([])
         times.append(time.perf_counter())
+        waits.append(counters.wait_s)
     failures = [message for _, message in outbox if isinstance(message, Failed | Rejected)]
     if failures:
         raise SystemExit(f"engine, {workload.shape}: {failures[0]}")
-    seconds, steps = times[-1] - times[0], engine.loop.counters.steps - steps
-    step_s = [after - before for before, after in pairwise(times)]
+    seconds, steps = times[-1] - times[0], counters.steps - steps
+    step_s, wait_s = ([after - before for before, after in pairwise(each)] for each in (times, waits))
     config, num_tokens = engine.model.config, sum(lengths)
     slot = slot_size_bytes(config, torch.bfloat16)
     last = max(map(len, prompts)) + max(lengths) // 2
@@ -165,7 +168,7 @@ def _run(
         graphs=graphs.num_graphs if graphs is not None else 0,
         seconds=seconds,
         step_ms=1e3 * median(step_s),
-        host_ms=1e3 * (seconds - (engine.loop.counters.wait_s - waited_s)) / steps,
+        host_ms=1e3 * median(step - wait for step, wait in zip(step_s, wait_s, strict=True)),
         least_s=least_seconds(config, prompts, lengths, spec),
         least_step_ms=1e3 * (2 * weight_count(config, 1) + last * slot) / spec.copy,
     )

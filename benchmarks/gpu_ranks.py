@@ -19,7 +19,7 @@ from phloem.kernels.backend import CPU, using
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.executor.accelerator import CudaAccelerator
 from phloem.runtime.parallel.group import links_of
-from phloem.runtime.parallel.links import Link, NcclLink
+from phloem.runtime.parallel.links import NcclLink
 from phloem.runtime.parallel.mesh import Mesh
 from phloem.tests.runtime.models.tiny import make_tiny_model
 from phloem.tests.runtime.parallel.process_groups import Loopback
@@ -35,18 +35,20 @@ MOST_ERROR = 2e-2  # of the largest logit, where products round float32 to TF32
 
 def ranks(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        _collectives(bench, _own_link(bench, Path(folder)))
+        link = _own_link(bench, Path(folder))
+        _collectives(bench, link)
+        link.close()
         _split_logits(bench, Path(folder))
 
 
-def _own_link(bench: Bench, folder: Path) -> Link:
+def _own_link(bench: Bench, folder: Path) -> NcclLink:
     if bench.smoke:
         return NcclLink(Loopback())
     store = dist.FileStore(str(folder / "ranks"), 1)
     return links_of(store, torch.device("cuda", torch.cuda.current_device()), rank=0, size=1, timeout_s=60.0)["cuda"]
 
 
-def _collectives(bench: Bench, link: Link) -> None:
+def _collectives(bench: Bench, link: NcclLink) -> None:
     for rows, width in ((8, 8192), (256, 8192), (4096, 8192)) if not bench.smoke else ((2, 16),):
         x, into = bench.randn(rows, width), torch.empty(rows, width, dtype=bench.dtype, device=bench.device)
 
@@ -55,7 +57,7 @@ def _collectives(bench: Bench, link: Link) -> None:
             return into
 
         case, work = f"{rows:,} x {width:,}", roofline.Work(2 * x.numel() * x.element_size())
-        bench.add("collective to itself", case, move, lambda x=x: x, work)
+        bench.add("collective to itself", case, move, lambda x=x: x, work, in_graph=False)
         if not bench.smoke:
             graph, moved = CudaAccelerator(bench.device).capture(move)
 
@@ -63,7 +65,8 @@ def _collectives(bench: Bench, link: Link) -> None:
                 graph.replay()
                 return moved
 
-            bench.add("collective to itself", f"{case}, in a graph", replay, lambda x=x: x, work)
+            bench.add("collective to itself", f"{case}, in a graph", replay, lambda x=x: x, work, in_graph=False)
+            del graph, replay
 
 
 def _split_logits(bench: Bench, folder: Path) -> None:

@@ -26,9 +26,11 @@ from phloem.kernels.triton import (
     norm,
     quantized,
     rope,
+    row,
     sampling,
+    unpack,
 )
-from phloem.kernels.triton.config import CONFIGS, AttentionConfig, Config, ProductConfig
+from phloem.kernels.triton.config import CONFIGS, AttentionConfig, Config, DrawConfig, ProductConfig
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -52,6 +54,7 @@ class Build:
     num_warps: int
     num_stages: int = 2
     aligned: tuple[str, ...] = ()
+    max_registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,18 @@ class Resources:
     local: int
 
 
-def attention_builds(config: Config) -> Iterator[Build]:
+def attention_builds(config: Config, *, has_fp8: bool) -> Iterator[Build]:
     llama = HEADS["Llama-3-8B"]
     for model, heads in HEADS.items():
         for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
             yield attention_build(f"attention {kind} {model}", shape, heads)
             yield attention_build(f"attention {kind} {model} window, cap", shape, heads, ("HAS_WINDOW", "HAS_SOFT_CAP"))
     for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
-        yield attention_build(f"attention {kind} Llama-3-8B fp8 pool", shape, llama, pool="*u8")
+        yield attention_build(f"attention {kind} Llama-3-8B fp8 pool", shape, llama, pool="*u8", has_fp8=has_fp8)
     for model, heads in LATENTS.items():
         for kind, shape in (("decode", config.wide_decode), ("prefill", config.wide_prefill)):
             yield attention_build(f"attention {kind} {model}", shape, heads)
-            yield attention_build(f"attention {kind} {model} fp8 pool", shape, heads, pool="*u8")
+            yield attention_build(f"attention {kind} {model} fp8 pool", shape, heads, pool="*u8", has_fp8=has_fp8)
     for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
         yield attention_build(f"attention partial {kind} Llama-3-8B", shape, llama, ("IS_PARTIAL",))
         flags = ("IS_PARTIAL", "HAS_WINDOW", "HAS_SOFT_CAP")
@@ -85,7 +88,9 @@ def attention_builds(config: Config) -> Iterator[Build]:
         ("suffix of drafts", config.shared, "IS_AFTER_PIECES"),
     ):
         yield attention_build(f"attention shared {kind} Llama-3-8B", shape, llama, (flag, "HAS_SOFT_CAP"))
-        yield attention_build(f"attention shared {kind} Llama-3-8B fp8 pool", shape, llama, (flag,), pool="*u8")
+        yield attention_build(
+            f"attention shared {kind} Llama-3-8B fp8 pool", shape, llama, (flag,), pool="*u8", has_fp8=has_fp8
+        )
 
 
 def attention_build(
@@ -95,12 +100,14 @@ def attention_build(
     flags: tuple[str, ...] = (),
     *,
     pool: str = "*bf16",
+    has_fp8: bool = False,
 ) -> Build:
     num_kv_heads, group, head_dim = heads
     head_parts = attention.head_parts_of(group, shape.block_m) if head_dim > attention.WIDE else 1
     group //= head_parts
-    tables = ("slot_table", "row_ids", "query_starts", "kv_lens", "block_rows", "block_tokens")
-    sizes = ("window", "q_stride", "table_stride", "num_splits", "split_len")
+    tables = ("slot_table", "row_ids", "query_starts", "kv_lens")
+    sizes = ("num_rows", "window", "q_stride", "table_stride", "num_splits", "split_len")
+    is_decode = "decode" in name or "one token" in name
     return Build(
         name,
         attention.attention_kernel,
@@ -120,28 +127,31 @@ def attention_build(
             "PADDED_DIM": triton.next_power_of_2(head_dim),
             "BLOCK_M": max(shape.block_m, triton.next_power_of_2(group)),
             "BLOCK_N": shape.block_n_fp8 or shape.block_n if pool == "*u8" else shape.block_n,
-            "IS_DECODE": "decode" in name or "one token" in name,
+            "IS_DECODE": is_decode,
+            "HAS_WHOLE": attention.has_whole(is_decode=is_decode, has_pieces="HAS_PIECES" in flags, head_dim=head_dim),
             "IS_SPLIT": shape.split_len > 0 or "IS_PARTIAL" in flags,
             **{flag: flag in flags for flag in _FLAGS},
-            "PRODUCTS": tl.bfloat16,
+            "PRODUCTS": tl.float16 if has_fp8 else tl.bfloat16,
+            "NATIVE_FP8": has_fp8,
         },
         shape.num_warps,
         shape.num_stages,
         ("q_stride", "table_stride", "split_len"),
+        shape.max_registers or None if pool != "*u8" else None,
     )
 
 
 def builds(arch: int) -> Iterator[Build]:
     """A build of every kernel with each configuration shipped for ``arch``."""
     config = CONFIGS[arch]
-    yield from attention_builds(config)
-    yield from product_builds(config)
+    yield from attention_builds(config, has_fp8=arch >= 89)
+    yield from product_builds(arch, config)
     yield Build(
         "attention join",
         attention.join_kernel,
-        {"part_sums": "*fp32", "part_logs": "*fp32", "out": "*bf16", "num_splits": "i32"},
-        {"HEAD_DIM": 128, "PADDED_DIM": 128, "BLOCK_SPLITS": 16},
-        1,
+        {"part_sums": "*fp32", "part_logs": "*fp32", "out": "*bf16", "own_from": "*i32", "num_splits": "i32"},
+        {"NUM_HEADS": 32, "HEAD_DIM": 128, "PADDED_DIM": 128, "BLOCK_SPLITS": config.join.block_len, "NUM_OWN": 0},
+        config.join.num_warps,
     )
     for width in (576, 4096):
         block = triton.next_power_of_2(width)
@@ -175,7 +185,15 @@ def builds(arch: int) -> Iterator[Build]:
                 **dict.fromkeys(("positions", "out_slots"), "*i64"),
                 **dict.fromkeys(("q_stride", "k_stride", "v_stride", "num_heads", "num_kv_heads", "rotary"), "i32"),
             },
-            {"HEAD_DIM": 128, "HALF": 64, "WHOLE": 128, "HAS_NORM": normed, "HAS_VALUES": True},
+            {
+                "HEAD_DIM": 128,
+                "HALF": 64,
+                "WHOLE": 128,
+                "HEADS": 4,
+                "HAS_NORM": normed,
+                "HAS_REST": False,
+                "HAS_VALUES": True,
+            },
             1,
             aligned=("q_stride", "k_stride", "v_stride", "rotary"),
         )
@@ -184,10 +202,41 @@ def builds(arch: int) -> Iterator[Build]:
             name,
             activation.gated_kernel,
             {"x": "*bf16", "y": "*bf16", "width": "i32"},
-            {"GELU": name == "gelu_mul", "BLOCK": config.elementwise_block},
-            config.elementwise_warps,
+            {"GELU": name == "gelu_mul", "BLOCK": config.elementwise.block_len},
+            config.elementwise.num_warps,
             aligned=("width",),
         )
+    yield from logit_builds(config)
+
+
+def sample_builds(name: str, absent: tuple[str, ...], config: DrawConfig) -> Iterator[Build]:
+    """The two kernels of a draw. ``absent``: arguments that are None."""
+    types = {
+        **dict.fromkeys(("logits", "stats", "maxima", "listed_logits", "logprobs"), "*fp32"),
+        **dict.fromkeys(("mask", "lines", "bests", "listed_groups", "listed_tokens"), "*i32"),
+        "parameters": "*fp64",
+        "token_ids": "*i64",
+        **dict.fromkeys(("num_rows", "vocab_size", "num_words", "logits_stride", "num_parts", "num_groups"), "i32"),
+    }
+    if "maxima" in absent:
+        absent = (*absent, "listed_groups", "listed_tokens", "listed_logits")
+    scratch = ("listed_groups", "listed_tokens", "listed_logits")
+    aligned = ("vocab_size", "logits_stride")
+    part = {**{argument: None for argument in absent if argument not in scratch}, "PART": config.part_len}
+    yield Build(f"sample part, {name}", sampling.part_kernel, types, part, config.part_warps, aligned=aligned)
+    row = {
+        **dict.fromkeys(absent),
+        "PART": config.part_len,
+        "PARTS": 32,
+        "BLOCK": config.block_len,
+        "PIVOTS": config.num_pivots,
+        "CAPACITY": config.capacity,
+    }
+    yield Build(f"sample, {name}", sampling.draw_kernel, types, row, config.row_warps, aligned=aligned)
+
+
+def logit_builds(config: Config) -> Iterator[Build]:
+    """Builds of the kernels from logits to tokens."""
     yield Build(
         "apply_bitmask",
         edits.apply_bitmask_kernel,
@@ -195,24 +244,20 @@ def builds(arch: int) -> Iterator[Build]:
             "logits": "*fp32",
             "mask": "*i32",
             "rows": "*i64",
-            **dict.fromkeys(("vocab_size", "num_words", "logits_stride"), "i32"),
+            **dict.fromkeys(("vocab_size", "num_words", "logits_stride", "mask_stride"), "i32"),
         },
-        {"BLOCK": config.elementwise_block},
-        config.elementwise_warps,
+        {"BLOCK": config.bitmask.block_len},
+        config.bitmask.num_warps,
+        aligned=("vocab_size", "logits_stride"),
     )
-    yield from logit_builds()
-
-
-def logit_builds() -> Iterator[Build]:
-    """Builds of the kernels from logits to tokens; every architecture has the same."""
-    sizes = dict.fromkeys(("num_rows", "vocab_size", "logits_stride"), "i32")
-    yield Build(
-        "sample",
-        sampling.sample_kernel,
-        {"logits": "*fp32", "parameters": "*fp64", "token_ids": "*i64", "logprobs": "*fp32", **sizes},
-        {"BLOCK": sampling.BLOCK},
-        sampling.NUM_WARPS,
-    )
+    for name, absent in (
+        ("greedy", ("mask", "lines", "parameters", "maxima")),
+        ("temperature", ("mask", "lines", "maxima")),
+        ("masked", ("lines", "maxima")),
+        ("cuts", ("mask", "lines")),
+        ("masked cuts", ()),
+    ):
+        yield from sample_builds(name, absent, config.draw)
     yield Build(
         "logit bias",
         edits.add_bias_kernel,
@@ -249,9 +294,74 @@ def logit_builds() -> Iterator[Build]:
     )
 
 
-def product_builds(config: Config) -> Iterator[Build]:
-    for size, shape in (("few", config.quantized_few), ("many", config.quantized_many)):
-        for kind, stored in (("int4", "*u8"), ("int8", "*i8"), ("fp8", "*u8")):
+def row_builds(arch: int, config: Config) -> Iterator[Build]:
+    """Builds of the products of one row, and of the kernels that unpack weights."""
+    has_fp8 = arch >= 89
+    yield Build(
+        "product int4, one row",
+        row.int4_row_kernel,
+        {
+            "x": "*i64",
+            "weight": "*i32",
+            **dict.fromkeys(("scale", "zero"), "*fp16"),
+            **dict.fromkeys(("bias", "out"), "*bf16"),
+            **dict.fromkeys(("width_out", "num_groups", "bits"), "i32"),
+        },
+        {"HAS_BIAS": True, "BLOCK_N": config.row_int4.block_n, "BLOCK_K": config.row_int4.block_k},
+        config.row_int4.num_warps,
+        aligned=("width_out", "num_groups"),
+    )
+    for kind, stored in (("int8", "*i8"), ("fp8", "*u8"), ("", "*bf16")):
+        shape = config.row_bytes if kind else config.row_dense
+        yield Build(
+            f"product {kind or 'bfloat16'}, one row",
+            row.row_product_kernel,
+            {
+                **dict.fromkeys(("x", "out", "bias"), "*bf16"),
+                "weight": stored,
+                "scale": {"int8": "*fp16", "fp8": "*fp32", "": "*bf16"}[kind],
+                **dict.fromkeys(("width_out", "width_in", "num_groups"), "i32"),
+            },
+            {
+                "KIND": kind,
+                "GROUP_LEN": {"int8": 32, "fp8": 128, "": 0}[kind],
+                "HAS_BIAS": True,
+                "HAS_FP8": has_fp8,
+                "BLOCK_N": shape.block_n,
+                "BLOCK_K": shape.block_k,
+                "NUM_STAGES": shape.num_stages,
+            },
+            shape.num_warps,
+            aligned=("width_out", "width_in"),
+        )
+    for kind, stored in (("int4", "*u8"), ("int8", "*i8"), ("fp8", "*u8")):
+        yield Build(
+            f"unpack {kind}",
+            unpack.unpack_kernel,
+            {
+                "values": stored,
+                **dict.fromkeys(("scale", "zero"), "*fp32" if kind == "fp8" else "*fp16"),
+                "out": "*bf16",
+                "num_chunks": "i32",
+            },
+            {
+                "KIND": kind,
+                "GROUP_LEN": 128 if kind == "fp8" else 32,
+                "HAS_FP8": has_fp8,
+                "BLOCK": unpack.BLOCK,
+            },
+            unpack.NUM_WARPS,
+            aligned=("num_chunks",),
+        )
+
+
+def product_builds(arch: int, config: Config) -> Iterator[Build]:
+    yield from row_builds(arch, config)
+    for size, int4, other in (
+        ("few", config.int4_few, config.bytes_few),
+        ("many", config.quantized_many, config.quantized_many),
+    ):
+        for kind, stored, shape in (("int4", "*u8", int4), ("int8", "*i8", other), ("fp8", "*u8", other)):
             yield Build(
                 f"product {kind}, {size} rows",
                 quantized.quantized_product_kernel,
@@ -265,13 +375,14 @@ def product_builds(config: Config) -> Iterator[Build]:
                     "KIND": kind,
                     "GROUP_LEN": 128 if kind == "fp8" else 32,
                     "HAS_BIAS": True,
+                    "HAS_FP8": arch >= 89,
                     **_blocks(shape),
                 },
                 shape.num_warps,
                 shape.num_stages,
                 ("width_out", "width_in", "x_stride"),
             )
-    sizes = ("num_groups", "width_out", "width_in", "scales_a_row", "divide", "x_stride", "out_stride")
+    sizes = ("width_out", "width_in", "scales_a_row", "divide", "x_stride", "out_stride")
     for size, shape in (("few", config.grouped_few), ("many", config.grouped_many)):
         for name, adds, stored in (
             ("", False, "*bf16"),
@@ -296,6 +407,7 @@ def product_builds(config: Config) -> Iterator[Build]:
                     "KIND": kind,
                     "GROUP_LEN": {"": 0, "fp8": 128}.get(kind, 32),
                     "HAS_SCALE": True,
+                    "HAS_FP8": arch >= 89,
                     "ADDS": adds,
                     **_blocks(shape),
                 },
@@ -303,6 +415,16 @@ def product_builds(config: Config) -> Iterator[Build]:
                 shape.num_stages,
                 ("width_out", "width_in", "x_stride", "out_stride"),
             )
+    yield Build(
+        "rows of 128 groups",
+        grouped.group_rows_kernel,
+        {
+            **dict.fromkeys(("ids", "order", "starts", "block_groups", "block_firsts"), "*i32"),
+            **dict.fromkeys(("num_rows", "num_groups", "num_blocks"), "i32"),
+        },
+        {"BINS": 256, "BLOCK_M": config.grouped_few.block_m, "BLOCK": grouped.GROUP_BLOCK},
+        4,
+    )
     yield Build(
         "route 8 of 128 experts",
         experts.route_kernel,
@@ -327,7 +449,7 @@ def resources(build: Build, arch: int) -> Resources:
         {(names.index(name),): value for name, value in build.constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
+    options = {"num_warps": build.num_warps, "num_stages": build.num_stages, "maxnreg": build.max_registers}
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"

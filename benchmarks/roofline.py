@@ -79,11 +79,12 @@ def silu_mul(rows: int, width: int, *, element: int = 2) -> Work:
     return Work(3 * rows * width * element, 5.0 * rows * width)
 
 
-_WEIGHT_BYTES = {"int4": 0.5 + 4 / 32, "int8": 1 + 2 / 32, "fp8": 1 + 4 / 128}  # including scales, and offsets for int4
+# Including scales, and offsets for int4.
+_WEIGHT_BYTES = {"int4": 0.5 + 4 / 32, "int8": 1 + 2 / 32, "fp8": 1 + 4 / 128, "bfloat16": 2.0}
 
 
 def quantized_product(rows: int, width_in: int, width_out: int, *, kind: str, element: int = 2) -> Work:
-    """``kind``: int4, int8 or fp8, in groups of 32, 32 and 128 weights."""
+    """``kind``: int4, int8 or fp8, in groups of 32, 32 and 128 weights; or bfloat16."""
     moved = width_in * width_out * _WEIGHT_BYTES[kind] + element * rows * (width_in + width_out)
     return Work(moved, 2.0 * rows * width_in * width_out)
 

@@ -192,6 +192,13 @@ class QuantizedProduct(Protocol):
         return backend_of(x).quantized_product(x, weight, bias=bias, out_dtype=out_dtype)
 
 
+class DenseProduct(Protocol):
+    """``x [T, K] @ weight [N, K].T + bias -> [T, N]``, all of one type; sums are float32."""
+
+    def __call__(self, x: Tensor, weight: Tensor, /, *, bias: Tensor | None = None) -> Tensor:
+        return backend_of(x).dense_product(x, weight, bias=bias)
+
+
 class RouteExperts(Protocol):
     """``(weights float32 [T, top_k], experts int32 [T, top_k])``: the likeliest first, the lower id first among equals.
 
@@ -295,6 +302,7 @@ class Backend:
     shared_prefix_attention: SharedPrefixAttention = reference.shared_prefix_attention
     sharing_of: SharingOf = reference.sharing_of
     quantized_product: QuantizedProduct = reference.quantized_product
+    dense_product: DenseProduct = reference.dense_product
     route_experts: RouteExperts = reference.route_experts
     mix_experts: MixExperts = reference.mix_experts
     add_adapters: AddAdapters = reference.add_adapters
@@ -343,9 +351,9 @@ def triton_backend() -> Backend:
     """The GPU's backend, imported when the first op runs on a GPU."""
     from .triton import activation as triton_activation
     from .triton import attention as triton_attention
+    from .triton import dense, grouped, quantized
     from .triton import edits as triton_edits
     from .triton import experts as triton_experts
-    from .triton import grouped, quantized
     from .triton import norm as triton_norm
     from .triton import rope as triton_rope
     from .triton import sampling as triton_sampling
@@ -361,6 +369,7 @@ def triton_backend() -> Backend:
         shared_prefix_attention=triton_attention.shared_prefix_attention,
         sharing_of=triton_attention.sharing_of,
         quantized_product=quantized.quantized_product,
+        dense_product=dense.dense_product,
         route_experts=triton_experts.route_experts,
         mix_experts=triton_experts.mix_experts,
         add_adapters=grouped.add_adapters,
@@ -368,6 +377,7 @@ def triton_backend() -> Backend:
         apply_bitmask=triton_edits.apply_bitmask,
         apply_edits=triton_edits.apply_edits,
         sample=triton_sampling.sample,
+        sample_masked=triton_sampling.sample,
     )
 
 
@@ -408,6 +418,7 @@ paged_attention: PagedAttention = _op(PagedAttention)
 partial_attention: PartialAttention = _op(PartialAttention)
 shared_prefix_attention: SharedPrefixAttention = _op(SharedPrefixAttention)
 quantized_product: QuantizedProduct = _op(QuantizedProduct)
+dense_product: DenseProduct = _op(DenseProduct)
 mix_experts: MixExperts = _op(MixExperts)
 add_adapters: AddAdapters = _op(AddAdapters)
 apply_edits: ApplyEdits = _op(ApplyEdits)

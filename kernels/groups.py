@@ -3,36 +3,29 @@
 rows of groups    2 0 - 2 0      order  1 4 | | 0 3 | 2      starts  0 2 2 4 5
 """
 
-from functools import cached_property
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
+
+
+class GroupBlocks(NamedTuple):
+    """Blocks of rows of one group, as a kernel reads them. There is room for the most blocks that the rows could need;
+    those that they do not need have group -1.
+    """
+
+    order: Tensor  # int32 [P]: rows by group, rows in no group last
+    starts: Tensor  # int32 [groups + 2]
+    groups: Tensor  # int32 [blocks]
+    firsts: Tensor  # int32 [blocks]: each block's first place in the order
 
 
 class Groups:
     """``ids`` int [P]: each row's group, -1 for a row in none.
 
-    Rows are sorted on the device, where a kernel first needs that; the host does not read the result, which would wait
-    for the device. ``blocks``: by block length what a kernel has made of ``starts``, for its next calls.
+    ``blocks``: by block length. A kernel that needs them first makes them on the device, for its next calls too; the
+    host does not read the result, which would wait for the device.
     """
 
     def __init__(self, ids: Tensor, num_groups: int) -> None:
         self.ids, self.num_groups = ids, num_groups
-        self.blocks: dict[int, tuple[Tensor, Tensor]] = {}
-
-    @cached_property
-    def order(self) -> Tensor:
-        """int32 [P]: rows by group, rows in no group last."""
-        return self._numbers.argsort(stable=True).int()
-
-    @cached_property
-    def starts(self) -> Tensor:
-        """int32 [groups + 2]"""
-        ids = self._numbers
-        counts = torch.zeros(self.num_groups + 1, dtype=torch.int32, device=ids.device)
-        counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
-        return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
-
-    @property
-    def _numbers(self) -> Tensor:
-        return torch.where(self.ids < 0, self.num_groups, self.ids).long()
+        self.blocks: dict[int, GroupBlocks] = {}

@@ -7,11 +7,10 @@ from functools import cache
 from typing import Literal, Protocol, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..cpu_isa import isa
-from .backend import quantized_product, reads_packed
+from .backend import dense_product, quantized_product, reads_packed
 from .cpu import bfloat, fixed_product, integer, packing
 from .cpu.llvm import LANES
 from .quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
@@ -182,14 +181,14 @@ class PackedProduct:
 
 
 class FloatProduct:
-    """torch's own product in the weight's type, on any device."""
+    """A product in the weight's type, on any device: torch's own, unless the device has a kernel for so few rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight = weight.contiguous()
         self.bias = None if bias is None else bias.to(weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        return dense_product(x.to(self.weight.dtype), self.weight, bias=self.bias)
 
     def describe(self) -> str:
         return str(self.weight.dtype).removeprefix("torch.")

@@ -180,6 +180,10 @@ def quantized_product(
     return (y if bias is None else y + bias.float()).to(out_dtype or x.dtype)
 
 
+def dense_product(x: Tensor, weight: Tensor, *, bias: Tensor | None = None) -> Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
 def adapter_tables(
     count: int, rank: int, width: int, num_outputs: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:

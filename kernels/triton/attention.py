@@ -9,20 +9,121 @@ The running softmax is Milakov and Gimelshein's (2018), the splits Dao's Flash-D
 4 * D flops a head; each program reads its keys' K and V once: 2 * Hkv * D elements a key for every block.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..shared import PIECE_FIELDS, SharedPrefixes, Sharing
-from .config import AttentionConfig, Config, config_of
-from .fp8 import decode_fp8
+from .config import AttentionConfig, BlockConfig, Config, config_of
+from .fp8 import as_bytes, factor_of_fp8, has_fp8
 
 FIELDS = tl.constexpr(PIECE_FIELDS)
-WIDE = 256  # a head of more dimensions takes blocks of its own, as latent attention's of 576
+WIDE = 256  # heads of more dimensions have blocks of their own, e.g. latent attention's 576
 
 
 @triton.jit
+def _add_keys(
+    sums,
+    weight,
+    highest,
+    queries,
+    k_head,
+    v_head,
+    table,
+    start,
+    end_key,
+    position,
+    before,
+    from_scores,
+    to_capped,
+    KEY_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+):
+    """The running softmax after BLOCK_N more keys, of which a vector sees [before, position], or all unless IS_MASKED.
+
+    ``highest`` is of the scores before they are scaled by ``from_scores``.
+    """
+    key = start + tl.arange(0, BLOCK_N)
+    d = tl.arange(0, PADDED_DIM)
+    there = key < end_key
+    if IS_MASKED:
+        slot = tl.load(table + key, mask=there, other=0)
+    else:
+        slot = tl.load(table + key)
+    at = slot.to(tl.int64) * KEY_STRIDE
+    keys = _factors(
+        k_head + at[None, :] + d[:, None],
+        there[None, :],
+        (d < HEAD_DIM)[:, None],
+        IS_MASKED,
+        HEAD_DIM < PADDED_DIM,
+        PRODUCTS,
+        NATIVE_FP8,
+    )
+    scores = tl.dot(queries, keys, out_dtype=tl.float32)
+    if HAS_SOFT_CAP:
+        scores = 2.0 * tl.sigmoid(2.0 * to_capped * scores) - 1.0
+    if IS_MASKED:
+        seen = there[None, :] & (key[None, :] <= position[:, None])
+        if HAS_WINDOW:
+            seen = seen & (key[None, :] >= before[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    shift = higher * from_scores
+    if IS_MASKED:
+        shift = tl.where(higher == float("-inf"), 0.0, shift)  # a vector that has seen no key yet
+    factor = tl.exp2(highest * from_scores - shift)
+    probability = tl.exp2(scores * from_scores - shift[:, None])
+    weight = weight * factor + tl.sum(probability, 1)
+    values = _factors(
+        v_head + at[:, None] + d[None, :],
+        there[:, None],
+        (d < HEAD_DIM)[None, :],
+        IS_MASKED,
+        HEAD_DIM < PADDED_DIM,
+        PRODUCTS,
+        NATIVE_FP8,
+    )
+    sums = tl.dot(probability.to(PRODUCTS), values, sums * factor[:, None])
+    return sums, weight, higher
+
+
+@triton.jit
+def _factors(
+    at,
+    there,
+    in_head,
+    IS_MASKED: tl.constexpr,
+    IS_PADDED: tl.constexpr,
+    PRODUCTS: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+):
+    """Keys or values as a product's factor."""
+    if IS_MASKED and IS_PADDED:
+        stored = tl.load(at, mask=there & in_head, other=0)
+    elif IS_MASKED:
+        stored = tl.load(at, mask=there, other=0)
+    elif IS_PADDED:
+        stored = tl.load(at, mask=in_head, other=0)
+    else:
+        stored = tl.load(at)
+    if at.dtype.element_ty == tl.uint8:
+        return factor_of_fp8(stored, PRODUCTS, NATIVE_FP8)
+    else:
+        return stored.to(PRODUCTS)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_splits", "window"])  # no build for each number of rows
 def attention_kernel(
     q,
     k_cache,
@@ -31,8 +132,7 @@ def attention_kernel(
     row_ids,
     query_starts,
     kv_lens,
-    block_rows,
-    block_tokens,
+    num_rows,
     pieces,  # int32 [P, PIECE_FIELDS], see kernels.shared
     piece_order,
     own_from,
@@ -55,14 +155,16 @@ def attention_kernel(
     PADDED_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    IS_DECODE: tl.constexpr,  # each row has one query: a block is a row, and block_rows is not read
+    IS_DECODE: tl.constexpr,  # each row has one query: a block is a row
+    HAS_WHOLE: tl.constexpr,  # blocks of keys that all queries see take a loop without masks
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     HAS_PIECES: tl.constexpr,  # each block is a piece of a shared prefix
-    IS_AFTER_PIECES: tl.constexpr,  # chunks that pieces read are skipped
+    IS_AFTER_PIECES: tl.constexpr,  # chunks that pieces read are skipped; the splits are equal shares of the rest
     IS_PARTIAL: tl.constexpr,  # each query has keys of its own; HAS_WINDOW: they do not begin with the row's first
     PRODUCTS: tl.constexpr,  # the type of the products' factors
+    NATIVE_FP8: tl.constexpr,  # the device converts 8-bit floats
 ):
     """One program: the queries of one block, one KV head, and one split of the keys.
 
@@ -72,14 +174,14 @@ def attention_kernel(
     | k_cache, v_cache                       | [slots, Hkv, D], or bytes of fp8                  | always          |
     | slot_table, table_stride, row_ids      | int32 [lines, L]; the line of each row            | always          |
     | query_starts, kv_lens                  | int32 [R + 1], [R]                                | not HAS_PIECES  |
-    | block_rows, block_tokens               | int32 [blocks]: row (-1: padding), first token    | neither of      |
-    |                                        |                                                   | them, IS_DECODE |
+    | num_rows                               | R                                                 | not HAS_PIECES, |
+    |                                        |                                                   | not IS_DECODE   |
     | pieces, piece_order                    | int32 [P, FIELDS], [tokens of all pieces]         | HAS_PIECES      |
-    | own_from                               | int32 [T]: first split that pieces do not read    | IS_AFTER_PIECES |
+    | own_from                               | int32 [T]: first chunk that pieces do not read    | IS_AFTER_PIECES |
     | ends, firsts                           | int32 [T]: the keys of each query                 | IS_PARTIAL      |
     | out                                    | [T, H, D]                                         | not IS_SPLIT    |
     | part_sums, part_logs, num_splits       | float32 [T, H, S, D], [T, H, S]                   | IS_SPLIT        |
-    | split_len                              | keys of a split                                   | IS_SPLIT or     |
+    | split_len                              | keys of a split or of a piece's chunk             | IS_SPLIT or     |
     |                                        |                                                   | HAS_PIECES      |
     | scale, soft_cap, window                | of the scores                                     | see HAS_...     |
 
@@ -100,24 +202,30 @@ def attention_kernel(
         token = tl.load(piece_order + in_order, mask=valid, other=0)
         first_key = split * split_len
         end_key = first_key + split_len
+        position = tl.full([BLOCK_M], 0x7FFFFFFF, tl.int32)  # whole chunks, all before every token
+        before = position
+        seen_by_all = end_key
     else:
         row = block
         first = block
         if not IS_DECODE:
-            row = tl.load(block_rows + block)
-            if row < 0:  # padding: the grid has room for the most blocks that such a batch could have
+            # Row r has the blocks [r + starts[r] / len, r + 1 + starts[r + 1] / len): as many as it needs, or one more.
+            block = tl.num_programs(0) - 1 - block  # the last queries have the most keys: they are the first to run
+            row = -1
+            for begin in range(0, num_rows, 128):
+                rows = begin + tl.arange(0, 128)
+                starts = tl.load(query_starts + rows, mask=rows < num_rows, other=0)
+                row += tl.sum(((rows < num_rows) & (rows + starts // (BLOCK_M // GROUP) <= block)).to(tl.int32), 0)
+            start_token = tl.load(query_starts + row)
+            first = start_token + (block - row - start_token // (BLOCK_M // GROUP)) * (BLOCK_M // GROUP)
+            if first >= tl.load(query_starts + row + 1):
                 return
-            first = tl.load(block_tokens + block)
-        own_split = 0
-        if IS_AFTER_PIECES:
-            own_split = tl.load(own_from + first)
-        if split < own_split:
-            return
         end_token = tl.load(query_starts + row + 1)
         kv_len = tl.load(kv_lens + row)
         token = first + vector // GROUP
         valid = (token < end_token) & (vector < (BLOCK_M // GROUP) * GROUP)
         position = kv_len - end_token + token
+        before = position - window + 1
         last_token = tl.minimum(first + BLOCK_M // GROUP, end_token) - 1
         end_key = kv_len - end_token + last_token + 1
         first_key = 0
@@ -129,53 +237,122 @@ def attention_kernel(
             if HAS_WINDOW:
                 before = tl.load(firsts + token, mask=valid, other=0)
                 first_key = tl.load(firsts + first) // BLOCK_N * BLOCK_N
-        if IS_SPLIT:
+        if IS_AFTER_PIECES:  # equal shares of the keys that pieces do not read
+            own_split = tl.load(own_from + first)
+            share = tl.cdiv(tl.maximum(end_key - own_split * split_len, 0), tl.num_programs(2) * BLOCK_N) * BLOCK_N
+            first_key = own_split * split_len + split * share
+            end_key = tl.minimum(end_key, first_key + share)
+            split += own_split
+        elif IS_SPLIT:
             first_key = tl.maximum(first_key, split * split_len)
             end_key = tl.minimum(end_key, (split + 1) * split_len)
+        seen_by_all = tl.minimum(tl.min(tl.where(valid, position + 1, end_key), 0), end_key)
     num_heads = NUM_KV_HEADS * HEAD_PARTS * GROUP
     head = tl.program_id(1) * GROUP + vector % GROUP
 
     d = tl.arange(0, PADDED_DIM)
     in_head = d < HEAD_DIM
     q_at = token[:, None].to(tl.int64) * q_stride + head[:, None] * HEAD_DIM + d[None, :]
-    queries = tl.load(q + q_at, mask=valid[:, None] & in_head[None, :], other=0.0).to(PRODUCTS)
+    queries = tl.load(q + q_at, mask=valid[:, None] & in_head[None, :], other=0.0)
+    if tl.float16 == PRODUCTS:  # its range is smaller than that of q's type; scaled queries fit
+        queries = queries.to(tl.float32) * scale
+        scale = 1.0
+    queries = queries.to(PRODUCTS)
     sums = tl.zeros([BLOCK_M, PADDED_DIM], dtype=tl.float32)
     weight = tl.zeros([BLOCK_M], dtype=tl.float32)
     highest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     table = slot_table + tl.load(row_ids + row).to(tl.int64) * table_stride
-    for start in range(first_key, end_key, BLOCK_N):
-        key = start + tl.arange(0, BLOCK_N)
-        there = key < end_key
-        slot = tl.load(table + key, mask=there, other=0).to(tl.int64)
-        kv_at = slot * (NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
-        keys = tl.load(k_cache + kv_at[None, :] + d[:, None], mask=there[None, :] & in_head[:, None], other=0)
-        if k_cache.dtype.element_ty == tl.uint8:
-            keys = decode_fp8(keys)
-        scores = tl.dot(queries, keys.to(PRODUCTS), out_dtype=tl.float32) * scale
-        if HAS_SOFT_CAP:
-            scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)
-        if HAS_PIECES:  # whole chunks, all before every token
-            seen = there[None, :]
-        else:
-            seen = there[None, :] & (key[None, :] <= position[:, None])
+    k_head, v_head = k_cache + kv_head * HEAD_DIM, v_cache + kv_head * HEAD_DIM
+    from_scores = scale * 1.4426950408889634  # to exponents of 2
+    to_capped = scale
+    if HAS_SOFT_CAP:
+        to_capped = scale / soft_cap
+        from_scores = soft_cap * 1.4426950408889634
+    whole_end = first_key
+    if HAS_WHOLE:  # [first_key, whole_from) some keys are too early   [whole_from, whole_end) every query sees all
+        whole_from = first_key
         if HAS_WINDOW:
-            if IS_PARTIAL:
-                seen = seen & (key[None, :] >= before[:, None])
-            else:
-                seen = seen & (key[None, :] > position[:, None] - window)
-        scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        shift = tl.where(higher == float("-inf"), 0.0, higher)  # a vector that has seen no key yet
-        factor = tl.exp2(highest - shift)
-        probability = tl.exp2(scores - shift[:, None])
-        weight = weight * factor + tl.sum(probability, 1)
-        values = tl.load(v_cache + kv_at[:, None] + d[None, :], mask=there[:, None] & in_head[None, :], other=0)
-        if v_cache.dtype.element_ty == tl.uint8:
-            values = decode_fp8(values)
-        sums = sums * factor[:, None]
-        sums = tl.dot(probability.to(PRODUCTS), values.to(PRODUCTS), sums)
-        highest = higher
+            whole_from += tl.cdiv(tl.maximum(tl.max(tl.where(valid, before, 0), 0) - first_key, 0), BLOCK_N) * BLOCK_N
+            for start in tl.range(first_key, tl.minimum(whole_from, end_key), BLOCK_N, num_stages=1):
+                sums, weight, highest = _add_keys(
+                    sums,
+                    weight,
+                    highest,
+                    queries,
+                    k_head,
+                    v_head,
+                    table,
+                    start,
+                    end_key,
+                    position,
+                    before,
+                    from_scores,
+                    to_capped,
+                    NUM_KV_HEADS * HEAD_DIM,
+                    HEAD_DIM,
+                    PADDED_DIM,
+                    BLOCK_N,
+                    True,
+                    True,
+                    HAS_SOFT_CAP,
+                    PRODUCTS,
+                    NATIVE_FP8,
+                )
+        whole_end = tl.maximum(seen_by_all - first_key, 0) // BLOCK_N * BLOCK_N + first_key
+        for start in range(whole_from, whole_end, BLOCK_N):
+            sums, weight, highest = _add_keys(
+                sums,
+                weight,
+                highest,
+                queries,
+                k_head,
+                v_head,
+                table,
+                start,
+                end_key,
+                position,
+                before,
+                from_scores,
+                to_capped,
+                NUM_KV_HEADS * HEAD_DIM,
+                HEAD_DIM,
+                PADDED_DIM,
+                BLOCK_N,
+                False,
+                False,
+                HAS_SOFT_CAP,
+                PRODUCTS,
+                NATIVE_FP8,
+            )
+        whole_end = tl.maximum(whole_from, whole_end)
+    if not HAS_PIECES:
+        for start in tl.range(whole_end, end_key, BLOCK_N, num_stages=1 if HAS_WHOLE else None):
+            sums, weight, highest = _add_keys(
+                sums,
+                weight,
+                highest,
+                queries,
+                k_head,
+                v_head,
+                table,
+                start,
+                end_key,
+                position,
+                before,
+                from_scores,
+                to_capped,
+                NUM_KV_HEADS * HEAD_DIM,
+                HEAD_DIM,
+                PADDED_DIM,
+                BLOCK_N,
+                True,
+                HAS_WINDOW,
+                HAS_SOFT_CAP,
+                PRODUCTS,
+                NATIVE_FP8,
+            )
 
+    highest *= from_scores
     empty = weight == 0.0
     mixed = sums / tl.where(empty, 1.0, weight)[:, None]
     place = token.to(tl.int64) * num_heads + head
@@ -189,25 +366,31 @@ def attention_kernel(
         tl.store(out + place[:, None] * HEAD_DIM + d[None, :], mixed.to(out.dtype.element_ty), mask=stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def join_kernel(
     part_sums,
     part_logs,
     out,
+    own_from,  # int32 [T], read if NUM_OWN
     num_splits,
+    NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    NUM_OWN: tl.constexpr,  # a token has this many parts after those of its pieces; 0: it has num_splits parts
 ):
     place = tl.program_id(0).to(tl.int64)
+    num_parts = num_splits
+    if NUM_OWN > 0:
+        num_parts = tl.load(own_from + tl.program_id(0) // NUM_HEADS) + NUM_OWN
     d = tl.arange(0, PADDED_DIM)
     in_head = d < HEAD_DIM
     sums = tl.zeros([PADDED_DIM], dtype=tl.float32)
     weight = 0.0
     highest = float("-inf")
-    for start in range(0, num_splits, BLOCK_SPLITS):
+    for start in range(0, num_parts, BLOCK_SPLITS):
         split = start + tl.arange(0, BLOCK_SPLITS)
-        there = split < num_splits
+        there = split < num_parts
         log = tl.load(part_logs + place * num_splits + split, mask=there, other=float("-inf"))
         higher = tl.maximum(highest, tl.max(log, 0))
         shift = tl.where(higher == float("-inf"), 0.0, higher)
@@ -251,7 +434,7 @@ def paged_attention(
     options = (scale, soft_cap, sliding_window)
     _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_splits, config)
     if num_splits > 1:
-        _join(parts, out, num_splits)
+        _join(parts, out, num_splits, config_of(q.device).join)
     return out
 
 
@@ -314,8 +497,8 @@ def shared_prefix_attention(
 ) -> Tensor:
     """``paged_attention`` that reads common keys once for each piece of ``shared``.
 
-    A chunk is a split. The tokens of a piece see its chunks as one block of queries, each row sees the rest, and all
-    parts are joined by the log of their weight (as in Hydragen, Juravsky et al. 2024; with pieces of several depths a
+    The tokens of a piece see a chunk as one block of queries, each row sees the rest in equal shares, and all parts are
+    joined by the log of their weight (as in Hydragen, Juravsky et al. 2024; with pieces of several depths a
     tree of prefixes, as in FlashInfer's cascades).
     """
     num_tokens = q.shape[0]
@@ -323,15 +506,17 @@ def shared_prefix_attention(
     q, out = _dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
+    assert table.shared.split_len % table.shared.block_n == 0, table.shared  # blocks of pieces are whole
     own = table.decode if num_tokens == row_ids.shape[0] else table.shared
-    assert own.split_len == table.shared.split_len, (own, table.shared)
-    num_splits = max(_num_splits(slot_table, own), 2)
-    parts = _parts(q, num_splits)
+    num_chunks = triton.cdiv(slot_table.shape[1], table.shared.split_len)
+    num_own = max(1, min(num_chunks, triton.cdiv(table.busy_programs, num_tokens * k_cache.shape[1])))
+    parts = _parts(q, num_chunks + num_own)
     rows = (slot_table, row_ids, query_starts, kv_lens)
     options = (scale, soft_cap, 0)
-    _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_splits, table.shared, pieces=shared)
-    _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_splits, own, after=shared)
-    _join(parts, out, num_splits)
+    own = replace(own, split_len=table.shared.split_len)  # of a chunk
+    _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_chunks, table.shared, pieces=shared, num_own=num_own)
+    _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_chunks, own, after=shared, num_own=num_own)
+    _join(parts, out, num_chunks + num_own, table.join, own_from=shared.own_from, num_own=num_own)
     return out
 
 
@@ -359,10 +544,13 @@ def _attend(
     *,
     pieces: SharedPrefixes | None = None,
     after: SharedPrefixes | None = None,
+    num_own: int = 0,
     seen: tuple[Tensor, Tensor | None] | None = None,
 ) -> None:
-    """One launch. Writes ``out``, or ``parts`` if there are several splits or ``seen``. With ``pieces`` it reads only
-    their chunks, with ``after`` all chunks but theirs. ``seen``: each query's end of keys, and the first of them.
+    """One launch. Writes ``out``; with several splits or ``seen`` it writes ``parts``.
+
+    ``pieces``: only their chunks are read. ``after``: all chunks but those of its pieces, in ``num_own`` equal shares.
+    ``seen``: where each query's keys end, and where they begin.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
@@ -371,25 +559,27 @@ def _attend(
     head_parts = head_parts_of(group, config.block_m) if head_dim > WIDE else 1
     group //= head_parts
     block_m = max(config.block_m, triton.next_power_of_2(group))
+    if head_dim > WIDE and q.dtype == torch.float32:  # twice the shared memory
+        config = replace(config, block_n=16, num_stages=1)
+    # 8-bit floats become float16 in one instruction a pair, and bfloat16 in three and slower ones.
+    is_native = k_cache.element_size() == 1 and q.dtype == torch.bfloat16 and has_fp8(q.device)
     is_decode = pieces is None and num_tokens == row_ids.shape[0]
     if pieces is not None:  # these are its blocks
-        num_blocks, block_rows, block_tokens = len(pieces.pieces), kv_lens, kv_lens
+        num_blocks = len(pieces.pieces)
     elif is_decode:
-        num_blocks, block_rows, block_tokens = num_tokens, kv_lens, kv_lens
+        num_blocks = num_tokens
     else:
-        block_rows, block_tokens = blocks_of(query_starts, num_tokens, block_m // group)
-        num_blocks = len(block_rows)
+        num_blocks = row_ids.shape[0] + num_tokens // (block_m // group)
     ends, firsts = (kv_lens, None) if seen is None else seen
-    attention_kernel[(num_blocks, num_kv_heads * head_parts, num_splits)](
+    attention_kernel[(num_blocks, num_kv_heads * head_parts, num_splits if after is None else num_own)](
         q,
-        _as_bytes(k_cache),
-        _as_bytes(v_cache),
+        as_bytes(k_cache),
+        as_bytes(v_cache),
         slot_table,
         row_ids,
         query_starts,
         kv_lens,
-        block_rows,
-        block_tokens,
+        row_ids.shape[0],
         kv_lens if pieces is None else pieces.pieces,
         kv_lens if pieces is None else pieces.order,
         kv_lens if after is None else after.own_from,
@@ -402,7 +592,7 @@ def _attend(
         sliding_window,
         q.stride(0),
         slot_table.stride(0),
-        num_splits,
+        num_splits + num_own,
         config.split_len or slot_table.shape[1],
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -412,33 +602,55 @@ def _attend(
         BLOCK_M=block_m,
         BLOCK_N=config.block_n_fp8 or config.block_n if k_cache.element_size() == 1 else config.block_n,
         IS_DECODE=is_decode,
+        HAS_WHOLE=has_whole(is_decode=is_decode, has_pieces=pieces is not None, head_dim=head_dim),
         HAS_WINDOW=sliding_window > 0,
         HAS_SOFT_CAP=soft_cap > 0,
-        IS_SPLIT=num_splits > 1 or seen is not None,
+        IS_SPLIT=num_splits + num_own > 1 or seen is not None,
         HAS_PIECES=pieces is not None,
         IS_AFTER_PIECES=after is not None,
         IS_PARTIAL=seen is not None,
-        PRODUCTS=product_type(q),
+        PRODUCTS=tl.float16 if is_native else product_type(q),
+        NATIVE_FP8=is_native,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        maxnreg=config.max_registers or None if k_cache.element_size() > 1 else None,
     )
 
 
+def has_whole(*, is_decode: bool, has_pieces: bool, head_dim: int) -> bool:
+    """Whether keys that every query of a block sees have a loop of their own, without masks.
+
+    It takes more registers than wide heads leave. Decoding is limited by memory, so it gains nothing.
+    """
+    return has_pieces or (not is_decode and head_dim <= WIDE)
+
+
 def head_parts_of(group: int, block_m: int) -> int:
-    """The fewest equal parts of a KV head's query heads that fit in a block: of wide heads more would not fit."""
+    """The least number of equal parts of a KV head's query heads of which each fits in a block."""
     return next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= block_m)
 
 
-def _join(parts: tuple[Tensor, Tensor], out: Tensor, num_splits: int) -> None:
+def _join(
+    parts: tuple[Tensor, Tensor],
+    out: Tensor,
+    num_splits: int,
+    config: BlockConfig,
+    *,
+    own_from: Tensor | None = None,
+    num_own: int = 0,
+) -> None:
     head_dim = out.shape[2]
     join_kernel[(out.shape[0] * out.shape[1],)](
         *parts,
         out,
+        parts[1] if own_from is None else own_from,
         num_splits,
+        NUM_HEADS=out.shape[1],
         HEAD_DIM=head_dim,
         PADDED_DIM=max(triton.next_power_of_2(head_dim), 16),
-        BLOCK_SPLITS=16,
-        num_warps=1,
+        BLOCK_SPLITS=config.block_len,
+        NUM_OWN=num_own,
+        num_warps=config.num_warps,
     )
 
 
@@ -457,28 +669,6 @@ def _dense(q: Tensor) -> Tensor:
     return q if q.stride(2) == 1 and (q.shape[1] == 1 or q.stride(1) == q.shape[2]) else q.contiguous()
 
 
-def _as_bytes(cache: Tensor) -> Tensor:
-    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
-
-
 def product_type(q: Tensor) -> tl.dtype:
     """q's type, but float32 under the interpreter, whose bfloat16 products are wrong (Triton 3.6)."""
     return tl.bfloat16 if q.dtype == torch.bfloat16 and q.is_cuda else tl.float32
-
-
-def blocks_of(query_starts: Tensor, num_tokens: int, block_len: int) -> tuple[Tensor, Tensor]:
-    """``(rows, first tokens)`` int32 of blocks of up to ``block_len`` queries of one row; row -1: padding.
-
-    There are as many as such a batch could need: they are computed on the device, and the host does not know the rows'
-    lengths.
-    """
-    num_rows = query_starts.shape[0] - 1
-    counts = (query_starts[1:] - query_starts[:-1] + (block_len - 1)) // block_len  # blocks of each row
-    ends = counts.cumsum(0)
-    most = min(num_rows + num_tokens // block_len, num_tokens)
-    block = torch.arange(most, device=query_starts.device)
-    row = torch.searchsorted(ends, block, right=True)
-    used = row < num_rows
-    row = row.clamp_max(num_rows - 1)
-    first = query_starts[row] + (block - (ends[row] - counts[row])) * block_len
-    return torch.where(used, row, -1).int(), first.int()

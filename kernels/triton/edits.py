@@ -12,41 +12,53 @@ import triton.language as tl
 from torch import Tensor
 
 from ..batch import LogitEdits
-from .config import config_of
+from .config import BlockConfig, config_of
 
 BLOCK = 1024
 _SEEN = 1 << 30
 
 
 @triton.jit
-def apply_bitmask_kernel(logits, mask, rows, vocab_size, num_words, logits_stride, BLOCK: tl.constexpr):
-    line = tl.program_id(0)
-    row = tl.load(rows + line).to(tl.int64)
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+def apply_bitmask_kernel(logits, mask, rows, vocab_size, num_words, logits_stride, mask_stride, BLOCK: tl.constexpr):
+    """A program has BLOCK / 32 words.
+
+    It skips words that allow all of their tokens, and does not read the logits of words that allow none. The logits of
+    all other words are written whole, four a store.
+    """
+    line = tl.program_id(0).to(tl.int64)
+    row = line
+    if rows is not None:
+        row = tl.load(rows + line).to(tl.int64)
+    group = tl.program_id(1) * (BLOCK // 32) + tl.arange(0, BLOCK // 32)
+    word = tl.load(mask + line * mask_stride + group, mask=group < num_words, other=-1)[:, None]
+    bit = tl.arange(0, 32)[None, :]
+    token = group[:, None] * 32 + bit
     inside = token < vocab_size
-    word = tl.load(mask + line.to(tl.int64) * num_words + token // 32, mask=inside, other=-1)
-    allowed = (word >> (token % 32)) & 1
-    tl.store(logits + row * logits_stride + token, float("-inf"), mask=inside & (allowed == 0))
+    at = logits + row * logits_stride + token
+    logit = tl.load(at, mask=inside & (word != 0) & (word != -1), other=float("-inf"))
+    tl.store(at, tl.where(((word >> bit) & 1) != 0, logit, float("-inf")), mask=inside & (word != -1))
 
 
-def apply_bitmask(logits: Tensor, mask: Tensor, *, rows: Tensor | None = None) -> Tensor:
+def apply_bitmask(
+    logits: Tensor, mask: Tensor, *, rows: Tensor | None = None, config: BlockConfig | None = None
+) -> Tensor:
     """``mask`` int32 [M, W] for the rows ``rows`` int [M] of logits [R, V], or for the first M."""
     assert logits.stride(1) == 1, "a row of logits is dense"
-    if rows is None:
-        rows = torch.arange(mask.shape[0], device=logits.device)
     vocab_size = logits.shape[1]
     if mask.shape[0] and vocab_size:
-        config = config_of(logits.device)
-        grid = (mask.shape[0], triton.cdiv(vocab_size, config.elementwise_block))
+        mask = mask if mask.stride(1) == 1 else mask.contiguous()
+        config = config_of(logits.device).bitmask if config is None else config
+        grid = (mask.shape[0], triton.cdiv(vocab_size, config.block_len))
         apply_bitmask_kernel[grid](
             logits,
-            mask.contiguous(),
+            mask,
             rows,
             vocab_size,
             mask.shape[1],
             logits.stride(0),
-            BLOCK=config.elementwise_block,
-            num_warps=config.elementwise_warps,
+            mask.stride(0),
+            BLOCK=config.block_len,
+            num_warps=config.num_warps,
         )
     return logits
 
@@ -143,7 +155,7 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """A copy on the device, ordered before what the current stream is given next."""
+    """A copy on the device, made before later work of the current stream. The host does not wait."""
     host = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return host.to(device)

@@ -11,12 +11,85 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..groups import Groups
+from ..groups import GroupBlocks, Groups
 from ..quantized_weight import QuantizedWeight
-from .attention import blocks_of, product_type
+from .attention import product_type
 from .config import ProductConfig, config_of
-from .fp8 import decode_fp8
+from .fp8 import has_fp8, of_bytes
 from .quantized import add_int4_terms, of_groups
+
+GROUP_BLOCK = 1024  # rows that are read at a time to group them
+
+
+@triton.jit
+def group_rows_kernel(
+    ids,
+    order,
+    starts,
+    block_groups,
+    block_firsts,
+    num_rows,
+    num_groups,
+    num_blocks,
+    BINS: tl.constexpr,  # a power of two, not less than num_groups + 2
+    BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program for each group, the last for the rows in none; each counts all groups, then places its own rows."""
+    group = tl.program_id(0)
+    each = tl.arange(0, BINS)
+    counts = tl.zeros([BINS], dtype=tl.int32)
+    for start in range(0, num_rows, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        found = tl.load(ids + row, mask=row < num_rows, other=num_groups + 1).to(tl.int32)
+        counts += tl.histogram(tl.where(found < 0, num_groups, found), BINS)
+    before = each < group
+    place = tl.sum(tl.where(before, counts, 0), 0)
+    count = tl.sum(tl.where(each == group, counts, 0), 0)
+    tl.store(starts + group, place)
+    block = tl.sum(tl.where(before, (counts + (BLOCK_M - 1)) // BLOCK_M, 0), 0)
+    if group < num_groups:
+        for first in range(0, count, BLOCK_M):
+            tl.store(block_groups + block, group)
+            tl.store(block_firsts + block, place + first)
+            block += 1
+    else:
+        tl.store(starts + num_groups + 1, num_rows)
+        for first in range(block, num_blocks, BLOCK):
+            unused = first + tl.arange(0, BLOCK)
+            tl.store(block_groups + unused, -1, mask=unused < num_blocks)
+    for start in range(0, num_rows, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        found = tl.load(ids + row, mask=row < num_rows, other=num_groups + 1).to(tl.int32)
+        is_own = (tl.where(found < 0, num_groups, found) == group).to(tl.int32)
+        rank = tl.cumsum(is_own, 0) - is_own
+        tl.store(order + place + rank, row, mask=is_own == 1)
+        place += tl.sum(is_own, 0)
+
+
+def group_rows(ids: Tensor, num_groups: int, block_len: int) -> GroupBlocks:
+    """A stable counting sort of the rows by group, and blocks of up to ``block_len`` rows of one group."""
+    num_rows, device = ids.shape[0], ids.device
+    num_blocks = min(num_groups + num_rows // block_len, num_rows)
+    order, starts, groups, firsts = (
+        torch.empty(size, dtype=torch.int32, device=device)
+        for size in (num_rows, num_groups + 2, num_blocks, num_blocks)
+    )
+    group_rows_kernel[(num_groups + 1,)](
+        ids.contiguous(),
+        order,
+        starts,
+        groups,
+        firsts,
+        num_rows,
+        num_groups,
+        num_blocks,
+        BINS=triton.next_power_of_2(num_groups + 2),
+        BLOCK_M=block_len,
+        BLOCK=GROUP_BLOCK,
+        num_warps=4,
+    )
+    return GroupBlocks(order, starts, groups, firsts)
 
 
 @triton.jit
@@ -31,7 +104,6 @@ def grouped_product_kernel(
     group_starts,
     row_scale,
     out,
-    num_groups,
     width_out,
     width_in,
     scales_a_row,
@@ -41,6 +113,7 @@ def grouped_product_kernel(
     KIND: tl.constexpr,  # of packed weights; "": they are not packed
     GROUP_LEN: tl.constexpr,  # packed weights of one scale
     HAS_SCALE: tl.constexpr,
+    HAS_FP8: tl.constexpr,  # whether the device converts 8-bit floats
     ADDS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -49,7 +122,7 @@ def grouped_product_kernel(
 ):
     block = tl.program_id(0)
     group = tl.load(block_groups + block)
-    if (group < 0) | (group >= num_groups):  # padding, or rows in no group
+    if group < 0:  # a padding block
         return
     place = tl.load(block_firsts + block) + tl.arange(0, BLOCK_M)
     valid = place < tl.load(group_starts + group + 1)
@@ -84,7 +157,7 @@ def grouped_product_kernel(
                 GROUPS: tl.constexpr = (BLOCK_K + GROUP_LEN - 1) // GROUP_LEN
                 first = start // GROUP_LEN
                 step = of_groups(weight_scale, lines, inside, first, scales_a_row, GROUPS, BLOCK_K // GROUPS)
-                b = (decode_fp8(b) if KIND == "fp8" else b.to(tl.float32)) * step
+                b = of_bytes(b, KIND, HAS_FP8) * step
             sums = tl.dot(a.to(PRODUCTS), b.to(PRODUCTS), sums)
     if HAS_SCALE:
         sums = sums * tl.load(row_scale + pair, mask=valid, other=0.0)[:, None]
@@ -103,9 +176,12 @@ def grouped_product(
     divide: int = 1,
     row_scale: Tensor | None = None,  # float32 [P]
     out: Tensor | None = None,
+    clears: bool = True,
     config: ProductConfig | None = None,
 ) -> Tensor:
-    """[P, N] in x's dtype; with ``out`` it is added there. Rows in no group are 0, or stay unchanged in ``out``."""
+    """[P, N] in x's dtype; with ``out`` it is added there. Rows in no group are 0, or stay unchanged in ``out``.
+    ``clears`` False: they may have any content.
+    """
     num_pairs = groups.ids.shape[0]
     kind = weight.kind if isinstance(weight, QuantizedWeight) else ""
     if isinstance(weight, QuantizedWeight):
@@ -118,27 +194,27 @@ def grouped_product(
     assert x.shape == (num_pairs // divide, width_in) and x.stride(1) == 1, (x.shape, values.shape)
     adds = out is not None
     if out is None:
-        out = torch.zeros((num_pairs, values.shape[1]), dtype=x.dtype, device=x.device)
+        made = torch.zeros if clears else torch.empty
+        out = made((num_pairs, values.shape[1]), dtype=x.dtype, device=x.device)
     if not num_pairs:
         return out
     if config is None:
         table = config_of(x.device)
         config = table.grouped_few if num_pairs <= 16 * groups.num_groups else table.grouped_many
     if config.block_m not in groups.blocks:
-        groups.blocks[config.block_m] = blocks_of(groups.starts, num_pairs, config.block_m)
-    block_groups, block_firsts = groups.blocks[config.block_m]
-    grouped_product_kernel[(len(block_groups), triton.cdiv(values.shape[1], config.block_n))](
+        groups.blocks[config.block_m] = group_rows(groups.ids, groups.num_groups, config.block_m)
+    blocks = groups.blocks[config.block_m]
+    grouped_product_kernel[(len(blocks.groups), triton.cdiv(values.shape[1], config.block_n))](
         x,
         values,
         scale,
         zero,
-        groups.order,
-        block_groups,
-        block_firsts,
-        groups.starts,
+        blocks.order,
+        blocks.groups,
+        blocks.firsts,
+        blocks.starts,
         x if row_scale is None else row_scale,
         out,
-        groups.num_groups,
         values.shape[1],
         width_in,
         scale.shape[1],
@@ -148,6 +224,7 @@ def grouped_product(
         KIND=kind,
         GROUP_LEN=group_len,
         HAS_SCALE=row_scale is not None,
+        HAS_FP8=has_fp8(x.device),
         ADDS=adds,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
@@ -161,4 +238,4 @@ def grouped_product(
 
 def add_adapters(y: Tensor, x: Tensor, down: Tensor, up: Tensor, adapters: Groups) -> Tensor:
     """Low-rank adapters gathered by token (Punica, Chen et al. 2023)."""
-    return grouped_product(grouped_product(x, down, adapters), up, adapters, out=y)
+    return grouped_product(grouped_product(x, down, adapters, clears=False), up, adapters, out=y)

@@ -1,7 +1,8 @@
-"""Products with weights of 4 and 8 bits, which are unpacked in registers.
+"""Products with weights of 4 and 8 bits.
 
-Weights are read as they are stored: 4 or 8 bits each and a scale for every ``group_len`` neighbours of a row. A
-program has a block of results. Neighbouring programs share weights, so for few rows each weight is read once.
+Weights are read as they are stored: 4 or 8 bits each and a scale for every ``group_len`` neighbours of a row. One row
+has a kernel of its own (``row``); for many, weights are unpacked to memory first (``unpack``). Between the two a
+program has a block of results of all rows, and unpacks its weights in registers: each weight is read once.
 """
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 from ..quantized_weight import QuantizedWeight
 from .attention import product_type
 from .config import ProductConfig, config_of
-from .fp8 import decode_fp8
+from .fp8 import has_fp8, of_bytes
+from .row import is_row, row_product
+from .unpack import int4_halves, unpacked_product
 
 
 @triton.jit
@@ -49,10 +52,8 @@ def add_int4_terms(
         shown = inside[None, :] & there[:, None]
         both = tl.load(weight + lines[None, :] * (width_in // 2) + byte[:, None], mask=shown, other=0)
         step = of_groups(scale, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
-        # w = (q - 8) * scale + zero
-        offset = of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16) - 8.0 * step
-        low = (both & 15).to(tl.float32) * step + offset
-        high = (both >> 4).to(tl.float32) * step + offset
+        offset = of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
+        low, high = int4_halves(both, step, offset)
         asked = valid[:, None] & there[None, :]
         first = tl.load(rows[:, None] + k[None, :], mask=asked, other=0.0).to(PRODUCTS)
         second = tl.load(rows[:, None] + k[None, :] + 16, mask=asked, other=0.0).to(PRODUCTS)
@@ -77,6 +78,7 @@ def quantized_product_kernel(
     KIND: tl.constexpr,
     GROUP_LEN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_FP8: tl.constexpr,  # whether the device converts 8-bit floats
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -100,14 +102,15 @@ def quantized_product_kernel(
             there = k < width_in
             shown = inside[None, :] & there[:, None]
             stored = tl.load(weight + lines[None, :] * width_in + k[:, None], mask=shown, other=0)
-            if KIND == "fp8":
-                number = decode_fp8(stored)
-            else:
-                number = stored.to(tl.float32)
-            # A block of terms is several groups, or a part of one.
-            step = of_groups(scale, lines, inside, start // GROUP_LEN, num_groups, GROUPS, BLOCK_K // GROUPS)
+            number = of_bytes(stored, KIND, HAS_FP8)
+            if GROUPS > 1:
+                number = number * of_groups(scale, lines, inside, start // GROUP_LEN, num_groups, GROUPS, GROUP_LEN)
             a = tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & there[None, :], other=0.0)
-            sums = tl.dot(a.to(PRODUCTS), (number * step).to(PRODUCTS), sums)
+            if GROUPS == 1:  # a group, or a part of one: its scale multiplies the sum
+                step = tl.load(scale + lines * num_groups + start // GROUP_LEN, mask=inside, other=0.0)
+                sums += tl.dot(a.to(PRODUCTS), number.to(PRODUCTS)) * step.to(tl.float32)[None, :]
+            else:
+                sums = tl.dot(a.to(PRODUCTS), number.to(PRODUCTS), sums)
     if HAS_BIAS:
         sums += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     at = row.to(tl.int64)[:, None] * width_out + column[None, :]
@@ -122,36 +125,46 @@ def quantized_product(
     out_dtype: torch.dtype | None = None,
     config: ProductConfig | None = None,
 ) -> Tensor:
-    """``x [T, K] @ weight.T + bias -> [T, N]`` in ``out_dtype`` or x's, with float32 sums."""
+    """``x [T, K] @ weight.T + bias -> [T, N]`` in ``out_dtype`` or x's, with float32 sums.
+
+    The number of rows chooses the kernel; with ``config`` it is ``quantized_product_kernel`` for any number.
+    """
     num_rows, width_in = x.shape
+    if config is None:
+        if is_row(x, weight):
+            return row_product(x, weight, bias=bias, out_dtype=out_dtype)
+        table = config_of(x.device)
+        if num_rows > table.most_unpacked_in_registers:
+            return unpacked_product(x, weight, bias=bias, out_dtype=out_dtype)
+        few = table.int4_few if weight.kind == "int4" else table.bytes_few
+        config = few if num_rows <= 16 else table.quantized_many
     width_out = weight.shape[0]
     assert width_in == weight.shape[1], (x.shape, weight.shape)
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((num_rows, width_out), dtype=out_dtype or x.dtype, device=x.device)
-    if config is None:
-        table = config_of(x.device)
-        config = table.quantized_few if num_rows <= 16 else table.quantized_many
-    if num_rows:
-        quantized_product_kernel[(triton.cdiv(num_rows, config.block_m), triton.cdiv(width_out, config.block_n))](
-            x,
-            weight.values,
-            weight.scale,
-            weight.scale if weight.zero is None else weight.zero,
-            weight.scale if bias is None else bias,
-            out,
-            num_rows,
-            width_out,
-            width_in,
-            weight.scale.shape[1],
-            x.stride(0),
-            KIND=weight.kind,
-            GROUP_LEN=weight.group_len,
-            HAS_BIAS=bias is not None,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
-            PRODUCTS=product_type(x),
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
+    if not num_rows:
+        return out
+    quantized_product_kernel[(triton.cdiv(num_rows, config.block_m), triton.cdiv(width_out, config.block_n))](
+        x,
+        weight.values,
+        weight.scale,
+        weight.scale if weight.zero is None else weight.zero,
+        weight.scale if bias is None else bias,
+        out,
+        num_rows,
+        width_out,
+        width_in,
+        weight.scale.shape[1],
+        x.stride(0),
+        KIND=weight.kind,
+        GROUP_LEN=weight.group_len,
+        HAS_BIAS=bias is not None,
+        HAS_FP8=has_fp8(x.device),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        PRODUCTS=product_type(x),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
     return out

@@ -1,14 +1,16 @@
-"""Norms of heads, rotary positions and the write of keys and values to their slots, one program for a token and head.
+"""Norms of heads, rotary positions and the write of keys and values to their slots; a program has some heads of one
+token.
 
 Reads q, k, v and one row of the table for each token; writes q, and k and v to the cache.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fp8 import encode_fp8
+from .fp8 import as_bytes, encode_fp8
+
+PAIRS = 256  # that a program rotates
 
 
 @triton.jit
@@ -21,20 +23,48 @@ def _stored(x, cache):
 
 
 @triton.jit
-def _norm_factor(at, eps, HEAD_DIM: tl.constexpr, WHOLE: tl.constexpr):
-    d = tl.arange(0, WHOLE)
-    x = tl.load(at + d, mask=d < HEAD_DIM, other=0.0).to(tl.float32)
-    return tl.rsqrt(tl.sum(x * x, 0) / HEAD_DIM + eps)
+def _normed(x, factor, weight, d, inside):
+    """Rounded after the norm, as a separate norm kernel would round it."""
+    scaled = x.to(tl.float32) * factor[:, None] * tl.load(weight + d, mask=inside, other=0.0)[None, :]
+    return scaled.to(x.dtype)
 
 
 @triton.jit
-def _normed(at, weight, factor, d, inside, HAS_NORM: tl.constexpr):
-    """A head's numbers as float32, rounded after the norm as a separate norm kernel would round them."""
-    x = tl.load(at + d, mask=inside, other=0.0)
+def _turned_heads(
+    lines,  # pointers [HEADS, 1] to heads
+    there,  # [HEADS]
+    norm,
+    eps,
+    cos,
+    sin,
+    half,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    WHOLE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_REST: tl.constexpr,
+):
+    """``(first half, second half, rest)``: float32 [HEADS, HALF] twice, rotated, and [HEADS, WHOLE] as it is."""
+    pair = tl.arange(0, HALF)
+    turned = there[:, None] & (pair < half)[None, :]
+    a = tl.load(lines + pair[None, :], mask=turned, other=0.0)
+    b = tl.load(lines + half + pair[None, :], mask=turned, other=0.0)
+    rest = a
+    if HAS_REST:
+        d = tl.arange(0, WHOLE)
+        beyond = (d >= 2 * half) & (d < HEAD_DIM)
+        rest = tl.load(lines + d[None, :], mask=there[:, None] & beyond[None, :], other=0.0)
     if HAS_NORM:
-        scaled = x.to(tl.float32) * factor * tl.load(weight + d, mask=inside, other=0.0)
-        x = scaled.to(at.dtype.element_ty)
-    return x.to(tl.float32)
+        squares = tl.sum(a.to(tl.float32) * a.to(tl.float32) + b.to(tl.float32) * b.to(tl.float32), 1)
+        if HAS_REST:
+            squares += tl.sum(rest.to(tl.float32) * rest.to(tl.float32), 1)
+        factor = tl.rsqrt(squares / HEAD_DIM + eps)
+        a = _normed(a, factor, norm, pair, pair < half)
+        b = _normed(b, factor, norm, half + pair, pair < half)
+        if HAS_REST:
+            rest = _normed(rest, factor, norm, d, beyond)
+    a, b = a.to(tl.float32), b.to(tl.float32)
+    return a * cos[None, :] - b * sin[None, :], b * cos[None, :] + a * sin[None, :], rest.to(tl.float32)
 
 
 @triton.jit
@@ -59,47 +89,47 @@ def rope_write_kv_kernel(
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,  # a power of two, not less than rotary / 2
     WHOLE: tl.constexpr,  # a power of two, not less than the head size
+    HEADS: tl.constexpr,  # of one program
     HAS_NORM: tl.constexpr,
+    HAS_REST: tl.constexpr,  # a head is longer than what is rotated
     HAS_VALUES: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    position = tl.load(positions + token)
+    part = tl.program_id(1)
     half = rotary // 2
     pair = tl.arange(0, HALF)
-    turned = pair < half
-    cos = tl.load(cos_sin + position * rotary + pair, mask=turned, other=1.0)
-    sin = tl.load(cos_sin + position * rotary + half + pair, mask=turned, other=0.0)
     d = tl.arange(0, WHOLE)
-    rest = (d >= rotary) & (d < HEAD_DIM)
-    factor = 1.0
-    if head < num_heads:
-        at = q + token * q_stride + head * HEAD_DIM
-        if HAS_NORM:
-            factor = _norm_factor(at, eps, HEAD_DIM, WHOLE)
-            kept = _normed(at, q_norm, factor, d, rest, HAS_NORM)
-        a = _normed(at, q_norm, factor, pair, turned, HAS_NORM)
-        b = _normed(at, q_norm, factor, half + pair, turned, HAS_NORM)
-        if HAS_NORM:  # without a norm they do not change
-            tl.store(at + d, kept.to(q.dtype.element_ty), mask=rest)
-        tl.store(at + pair, (a * cos - b * sin).to(q.dtype.element_ty), mask=turned)
-        tl.store(at + half + pair, (b * cos + a * sin).to(q.dtype.element_ty), mask=turned)
+    cos_at = cos_sin + tl.load(positions + token) * rotary + pair
+    cos = tl.load(cos_at, mask=pair < half, other=1.0)
+    sin = tl.load(cos_at + half, mask=pair < half, other=0.0)
+    q_parts = (num_heads + HEADS - 1) // HEADS
+    if part < q_parts:
+        head = part * HEADS + tl.arange(0, HEADS)
+        there = head < num_heads
+        lines = q + token * q_stride + head[:, None] * HEAD_DIM
+        a, b, rest = _turned_heads(lines, there, q_norm, eps, cos, sin, half, HEAD_DIM, HALF, WHOLE, HAS_NORM, HAS_REST)
+        turned = there[:, None] & (pair < half)[None, :]
+        tl.store(lines + pair[None, :], a.to(q.dtype.element_ty), mask=turned)
+        tl.store(lines + half + pair[None, :], b.to(q.dtype.element_ty), mask=turned)
+        if HAS_NORM and HAS_REST:  # without a norm the rest does not change
+            beyond = there[:, None] & ((d >= rotary) & (d < HEAD_DIM))[None, :]
+            tl.store(lines + d[None, :], rest.to(q.dtype.element_ty), mask=beyond)
     else:
-        kv_head = head - num_heads
-        slot = tl.load(out_slots + token)
-        at = k + token * k_stride + kv_head * HEAD_DIM
-        to = k_cache + (slot * num_kv_heads + kv_head) * HEAD_DIM
-        if HAS_NORM:
-            factor = _norm_factor(at, eps, HEAD_DIM, WHOLE)
-        a = _normed(at, k_norm, factor, pair, turned, HAS_NORM)
-        b = _normed(at, k_norm, factor, half + pair, turned, HAS_NORM)
-        tl.store(to + pair, _stored(a * cos - b * sin, k_cache), mask=turned)
-        tl.store(to + half + pair, _stored(b * cos + a * sin, k_cache), mask=turned)
-        tl.store(to + d, _stored(_normed(at, k_norm, factor, d, rest, HAS_NORM), k_cache), mask=rest)
+        head = (part - q_parts) * HEADS + tl.arange(0, HEADS)
+        there = head < num_kv_heads
+        place = (tl.load(out_slots + token) * num_kv_heads + head)[:, None] * HEAD_DIM
+        lines = k + token * k_stride + head[:, None] * HEAD_DIM
+        a, b, rest = _turned_heads(lines, there, k_norm, eps, cos, sin, half, HEAD_DIM, HALF, WHOLE, HAS_NORM, HAS_REST)
+        turned = there[:, None] & (pair < half)[None, :]
+        tl.store(k_cache + place + pair[None, :], _stored(a, k_cache), mask=turned)
+        tl.store(k_cache + place + half + pair[None, :], _stored(b, k_cache), mask=turned)
+        if HAS_REST:
+            beyond = there[:, None] & ((d >= rotary) & (d < HEAD_DIM))[None, :]
+            tl.store(k_cache + place + d[None, :], _stored(rest, k_cache), mask=beyond)
         if HAS_VALUES:
-            value = tl.load(v + token * v_stride + kv_head * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
-            to_v = v_cache + (slot * num_kv_heads + kv_head) * HEAD_DIM
-            tl.store(to_v + d, _stored(value, v_cache), mask=d < HEAD_DIM)
+            inside = there[:, None] & (d < HEAD_DIM)[None, :]
+            value = tl.load(v + token * v_stride + head[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
+            tl.store(v_cache + place + d[None, :], _stored(value, v_cache), mask=inside)
 
 
 def norm_rope_write_kv(q: Tensor, *inputs: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float) -> Tensor:
@@ -122,9 +152,7 @@ def rope_write_kv(
     eps: float = 0.0,
 ) -> None:
     """With ``q_norm`` and ``k_norm``, each head of q and k is normalised first."""
-    k_cache, v_cache = (
-        cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache for cache in (k_cache, v_cache)
-    )
+    k_cache, v_cache = as_bytes(k_cache), as_bytes(v_cache)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     has_values = v is not None
@@ -135,7 +163,10 @@ def rope_write_kv(
     rotary = cos_sin.shape[1]
     table = cos_sin.float().contiguous()
     if num_tokens:
-        rope_write_kv_kernel[(num_tokens, num_heads + num_kv_heads)](
+        half = triton.next_power_of_2(rotary // 2)
+        heads = min(max(PAIRS // half, 1), 8)  # a warp loads their halves with 16 bytes a thread
+        grid = (num_tokens, triton.cdiv(num_heads, heads) + triton.cdiv(num_kv_heads, heads))
+        rope_write_kv_kernel[grid](
             q,
             k,
             v,
@@ -154,9 +185,11 @@ def rope_write_kv(
             num_kv_heads,
             rotary,
             HEAD_DIM=head_dim,
-            HALF=triton.next_power_of_2(rotary // 2),
+            HALF=half,
             WHOLE=triton.next_power_of_2(head_dim),
+            HEADS=heads,
             HAS_NORM=q_norm is not None,
+            HAS_REST=rotary < head_dim,
             HAS_VALUES=has_values,
             num_warps=1,
         )

@@ -80,3 +80,9 @@ class NcclLink:
 
     def receive(self, into: Tensor, source: int) -> Wait:
         return self._group.recv([into], source, 0).wait
+
+    def close(self) -> None:
+        """Free the communicators. CUDA graphs that captured their transfers have to be freed before: until they are,
+        NCCL waits.
+        """
+        self._group.shutdown()

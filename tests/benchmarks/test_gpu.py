@@ -31,6 +31,8 @@ def test_smoke_checks_every_part_and_leaves_times_empty(tmp_path: Path) -> None:
         "silu_mul",
         "rope + KV write",
         "bitmask",
+        "sampling",
+        "product bfloat16",
         *(f"product {kind}" for kind in ("int4", "int8", "fp8")),
         *("shared-prefix attention", "decode attention, fp8 pool"),
         *("experts", "routing", "adapters", "gelu_mul", "norm + rope + KV write"),

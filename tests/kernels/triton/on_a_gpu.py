@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import os
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 from phloem.kernels.groups import Groups
 
-ON_A_GPU = os.environ.get("PHLOEM_TEST_GPU") == "1"
 ENTRIES = {
     "attention": ("paged_attention", "partial_attention", "shared_prefix_attention"),
     "rope": ("rope_write_kv", "norm_rope_write_kv"),
@@ -20,8 +18,11 @@ ENTRIES = {
     "edits": ("apply_bitmask", "apply_edits"),
     "sampling": ("sample",),
     "quantized": ("quantized_product",),
+    "row": ("row_product",),
+    "unpack": ("unpacked_product",),
+    "dense": ("dense_product",),
     "experts": ("route_experts", "mix_experts"),
-    "grouped": ("add_adapters",),
+    "grouped": ("add_adapters", "group_rows"),
 }
 
 
@@ -41,7 +42,7 @@ def on_a_gpu(call: Callable[..., Any]) -> Callable[..., Any]:
         copies = Copies()
         found = call(*copies.there(args), **copies.there(options))
         copies.back()
-        return copies.result(found)
+        return copies.result(found) if copies.has_any else found
 
     return wrapped
 
@@ -51,6 +52,10 @@ class Copies:
 
     def __init__(self) -> None:
         self._storages: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._storages)
 
     def there(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

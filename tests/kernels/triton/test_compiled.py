@@ -29,7 +29,8 @@ def _cells(table: str) -> list[list[str]]:
 def test_no_register_is_spilled_and_shared_memory_is_there(rows: list[list[str]]) -> None:
     assert {row[1] for row in rows} == {f"sm_{arch}" for arch in CONFIGS}
     for name, arch, _, registers, shared, spilled in rows:
-        assert int(spilled) == 0, name
+        # Prefill on sm_90 has half of the registers it would take: two programs at a time are a third faster.
+        assert int(spilled) <= (96 if "prefill" in name and arch == "sm_90" else 0), name
         assert int(registers) <= 255 and int(shared.replace(",", "")) <= SHARED_LIMIT[int(arch[3:])], name
 
 
@@ -46,6 +47,7 @@ def test_every_kernel_is_in_the_table_and_the_table_is_the_one_kept(rows: list[l
             "attention prefill DeepSeek-V3 fp8 pool",
         ),
         *("norm_rope_write_kv 128", "rope_write_kv 128 fp8 pool", "gelu_mul", "route 8 of 128 experts"),
+        *("product int4, one row", "product bfloat16, one row", "unpack int4", "unpack fp8"),
         *("product int4, few rows", "product int8, many rows", "product fp8, few rows"),
         *("grouped product, few rows", "grouped product added, many rows", "grouped product fp8, few rows"),
         *("grouped product int4, many rows", "grouped product int8, few rows"),

@@ -49,6 +49,16 @@ def test_attention_in_splits(name: str, options: dict[str, float]) -> None:
     torch.testing.assert_close(found, reference.paged_attention(*inputs, scale=0.2, **options), **close(torch.float32))
 
 
+def test_each_block_of_queries_finds_its_row_among_many() -> None:
+    """More rows than the kernel looks at at once, with and without a whole block of queries."""
+    rng = np.random.default_rng(3)
+    counts = rng.integers(1, 12, 140)
+    inputs = Case(tuple((counts + rng.integers(0, 4, 140)).tolist()), tuple(counts.tolist())).inputs()
+    small = config.AttentionConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)
+    found = attention.paged_attention(*inputs, scale=0.2, config=small)
+    torch.testing.assert_close(found, reference.paged_attention(*inputs, scale=0.2), **close(torch.float32))
+
+
 @pytest.mark.parametrize("num_heads", [5, 16, 40])
 @pytest.mark.parametrize("lens", [((30, 9), (1, 1)), ((20, 40), (3, 5))])
 def test_attention_with_wide_heads_that_are_key_and_value(
@@ -108,22 +118,6 @@ def test_a_row_s_result_does_not_depend_on_its_batch() -> None:
             q[r : r + 1], k, v, table, row_ids[r : r + 1], one, kv_lens[r : r + 1], scale=0.2
         )
         assert torch.equal(alone[0], together[r])
-
-
-def test_blocks_cover_every_query_once() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        lens = rng.integers(1, 9, rng.integers(1, 6))
-        starts = torch.tensor([0, *np.cumsum(lens)], dtype=torch.int32)
-        length = int(rng.integers(1, 6))
-        rows, tokens = attention.blocks_of(starts, int(lens.sum()), length)
-        found = [
-            (row, t)
-            for row, first in zip(rows.tolist(), tokens.tolist(), strict=True)
-            if row >= 0
-            for t in range(first, min(first + length, int(starts[row + 1])))
-        ]
-        assert sorted(found) == [(r, t) for r in range(len(lens)) for t in range(starts[r], starts[r + 1])]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from phloem import kernels
-from phloem.kernels import linear, reference
+from phloem.kernels import backend, linear, reference
 from phloem.kernels.backend import REFERENCE, triton_backend, using
 from phloem.kernels.quantized_weight import (
     QuantizedWeight,
@@ -16,6 +16,7 @@ from phloem.kernels.quantized_weight import (
     pack_int8,
     unpacked_experts,
 )
+from phloem.kernels.triton import grouped, row, unpack
 from torch import Tensor
 
 BACKENDS = [triton_backend(), REFERENCE]
@@ -59,11 +60,55 @@ def test_a_product_with_a_packed_weight(pack: Callable[[Tensor], QuantizedWeight
         torch.testing.assert_close(found, x.bfloat16().float() @ exact.T + bias, atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize("pack", [int4, int8, fp8])
+@pytest.mark.parametrize(("width_in", "width_out"), [(32, 1), (1056, 37), (4640, 21)])
+def test_one_row_has_the_same_product(pack: Callable[[Tensor], QuantizedWeight], width_in: int, width_out: int) -> None:
+    x, bias = torch.randn(1, width_in).bfloat16(), torch.randn(width_out)
+    packed = pack(torch.randn(width_out, width_in))
+    expected = x.float() @ dequantize(packed).T
+    # A slice of wider rows: its values do not lie at a multiple of 16 bytes.
+    shifted = torch.cat((torch.zeros(1, 3).bfloat16(), x), dim=1)[:, 3:]
+    for given in (x, shifted):
+        found = row.row_product(given, packed, bias=bias, out_dtype=torch.float32)
+        torch.testing.assert_close(found, expected + bias, atol=1e-3, rtol=1e-4)
+    assert row.row_product(x, packed).dtype == torch.bfloat16
+    assert not row.is_row(torch.cat((x, x)), packed)
+    with pytest.raises(AssertionError):
+        row.row_product(torch.cat((x, x)), packed)
+
+
+@pytest.mark.parametrize("pack", [int4, int8, fp8])
+def test_unpacked_in_parts_the_product_is_the_same(pack: Callable[[Tensor], QuantizedWeight]) -> None:
+    x, bias, packed = torch.randn(5, 96), torch.randn(50), pack(torch.randn(50, 96))
+    expected = x @ dequantize(packed).T
+    for scratch_bytes in (1, 20 * 96 * 4, 1 << 20):
+        found = unpack.unpacked_product(x, packed, scratch_bytes=scratch_bytes)
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
+    found = unpack.unpacked_product(x.bfloat16(), packed, bias=bias, out_dtype=torch.float32)
+    expected = x.bfloat16().float() @ dequantize(packed).T + bias
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "width_in", "width_out"), [(1, 4096, 3), (1, 1040, 67), (1, 4100, 5), (3, 64, 20)])
+def test_a_product_with_a_weight_that_is_not_packed(rows: int, width_in: int, width_out: int) -> None:
+    x, weight, bias = (
+        torch.randn(*shape).bfloat16() for shape in ((rows, width_in), (width_out, width_in), (width_out,))
+    )
+    for given in (None, bias):
+        with using(triton_backend()):
+            found = backend.dense_product(x, weight, bias=given)
+        expected = x.float() @ weight.float().T + (0 if given is None else given.float())
+        torch.testing.assert_close(found.float(), expected, atol=4e-2, rtol=1e-2)
+        assert found.dtype == torch.bfloat16
+        if row.is_row(x, weight):
+            torch.testing.assert_close(row.row_product(x, weight, bias=given).float(), expected, atol=4e-2, rtol=1e-2)
+
+
 def test_scales_beyond_float16_stay_float32() -> None:
     packed = pack_int8(torch.full((1, 32), 3, dtype=torch.int8), torch.tensor([[1e6]]))
     assert packed.scale.dtype == torch.float32 and dequantize(packed)[0, 0] == 3e6
     product = triton_backend().quantized_product(torch.ones(1, 32), packed)
-    assert float(product) == pytest.approx(96e6)
+    assert float(product) == pytest.approx(96e6, rel=1e-3)  # TF32 on a GPU
 
 
 def test_8_bit_floats_are_within_their_rounding_of_the_weight() -> None:
@@ -107,8 +152,8 @@ def test_routing_takes_the_likeliest_experts_lower_ids_first(normalise: bool) ->
     shares = logits.softmax(-1)
     order = shares.sort(descending=True, stable=True)
     expected = order.values[:, :3] / (order.values[:, :3].sum(-1, keepdim=True) if normalise else 1)
-    for backend in BACKENDS:
-        with using(backend):
+    for each in BACKENDS:
+        with using(each):
             weights, ids = kernels.route_experts(logits, 3, normalise=normalise)
             assert torch.equal(ids.long(), order.indices[:, :3])
             torch.testing.assert_close(weights, expected)
@@ -127,8 +172,8 @@ def test_a_mixture_is_the_sum_of_its_experts(num_tokens: int, num_experts: int, 
         for share, e in zip(weights[t], ids[t].tolist(), strict=True):
             gate, up = (gate_up[e] @ x[t]).chunk(2)
             expected[t] += share * (down[e] @ (torch.nn.functional.silu(gate) * up))
-    for backend in BACKENDS:
-        with using(backend):
+    for each in BACKENDS:
+        with using(each):
             found = kernels.mix_experts(x, gate_up, down, weights, ids)
             torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
 
@@ -144,10 +189,30 @@ def test_packed_experts_are_those_that_their_numbers_say(kind: str, hidden: int,
     unpacked = unpacked_experts(gate_up, 2 * width), unpacked_experts(down, hidden)
     expected = reference.mix_experts(x, *unpacked, weights, ids)
     scale = float(expected.abs().max()) if num_tokens else 1.0
-    for backend in BACKENDS:
-        with using(backend):
+    for each in BACKENDS:
+        with using(each):
             found = kernels.mix_experts(x, gate_up, down, weights, ids)
             torch.testing.assert_close(found, expected, atol=1e-3 * scale, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_groups", "block_len"), [(0, 3, 16), (5, 3, 16), (512, 128, 16), (3000, 7, 64)]
+)
+def test_rows_are_grouped_in_their_order(num_rows: int, num_groups: int, block_len: int) -> None:
+    ids = torch.randint(-1, num_groups, (num_rows,), dtype=torch.int32)
+    found = grouped.group_rows(ids, num_groups, block_len)
+    numbers = torch.where(ids < 0, num_groups, ids).long()
+    counts = torch.bincount(numbers, minlength=num_groups + 1)
+    assert torch.equal(found.order.long(), numbers.argsort(stable=True))
+    assert found.starts.tolist() == [0, *counts.cumsum(0).tolist()]
+    expected = [
+        (group, int(found.starts[group]) + first)
+        for group in range(num_groups)
+        for first in range(0, int(counts[group]), block_len)
+    ]
+    blocks = list(zip(found.groups.tolist(), found.firsts.tolist(), strict=True))
+    assert blocks[: len(expected)] == expected
+    assert all(group == -1 for group, _ in blocks[len(expected) :])
 
 
 @pytest.mark.parametrize("adapters", [[0, 2, -1, 2, 0, -1, 1], [-1, -1], [], [1] * 20])
@@ -160,8 +225,8 @@ def test_each_token_gets_its_own_adapter_or_none(adapters: list[int]) -> None:
         if a >= 0:
             expected[t] += up[a] @ (down[a] @ x[t])
     groups = kernels.Groups(torch.tensor(adapters, dtype=torch.int64), 3)
-    for backend in BACKENDS:
-        with using(backend):
+    for each in BACKENDS:
+        with using(each):
             mine = y.clone()
             found = kernels.add_adapters(mine, x, down, up, groups)
         assert found is mine

@@ -16,17 +16,19 @@ from phloem.kernels import (
     shared_prefix_attention,
 )
 from phloem.kernels.shared import PIECE_FIELDS
+from phloem.tests.gpu import ON_A_GPU
 from phloem.tests.kernels.test_attention import CASES, Case
 
 attention, config, fp8, rope = (
     importlib.import_module(f"phloem.kernels.triton.{name}") for name in ("attention", "config", "fp8", "rope")
 )
+DEVICE = "cuda" if ON_A_GPU else "cpu"  # of what the test's own kernel reads
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 
 def small_splits(split_len: int) -> object:
     table = config.CONFIGS[80]
-    decode, shared = (replace(each, split_len=split_len) for each in (table.decode, table.shared))
+    decode, shared = (replace(each, split_len=split_len, block_n=32) for each in (table.decode, table.shared))
     return replace(table, decode=decode, shared=shared)
 
 
@@ -88,12 +90,30 @@ def test_bytes_are_torch_s_8_bit_floats() -> None:
     every = every[~every.isnan()].sort().values
     between = (every[1:] + every[:-1]) / 2  # ties, which go to the even neighbour
     x = torch.cat((every, between, between * 1.0001, torch.randn(500) * 100, torch.randn(500) * 0.01)).clamp(-448, 448)
-    out, back = torch.empty(len(x), dtype=torch.uint8), torch.empty(len(x))
+    x = x.to(DEVICE)
+    out, back = torch.empty(len(x), dtype=torch.uint8, device=DEVICE), torch.empty(len(x), device=DEVICE)
     encode_kernel[(1,)](x, out, back, len(x), BLOCK=2048)
     assert torch.equal(back, x.to(torch.float8_e4m3fn).float())
     assert torch.equal(out.view(torch.float8_e4m3fn).float(), back)
-    encode_kernel[(1,)](torch.tensor([1e9, -500.0]), out, back, 2, BLOCK=2)
+    encode_kernel[(1,)](torch.tensor([1e9, -500.0], device=DEVICE), out, back, 2, BLOCK=2)
     assert back[:2].tolist() == [448.0, -448.0]
+
+
+@triton.jit
+def factors_kernel(bytes_, out, TYPE: tl.constexpr, IS_NATIVE: tl.constexpr):
+    at = tl.arange(0, 256)
+    tl.store(out + at, fp8.factor_of_fp8(tl.load(bytes_ + at), TYPE, IS_NATIVE).to(tl.float32))
+
+
+@pytest.mark.parametrize("type_", [tl.float16, tl.bfloat16, tl.float32])
+@pytest.mark.parametrize("is_native", [False, True])
+def test_bytes_as_factors_are_exact(type_: tl.dtype, is_native: bool) -> None:
+    """By bits and by the device's instruction."""
+    every = torch.arange(256, dtype=torch.uint8)
+    numbers = every.view(torch.float8_e4m3fn).float()
+    out = torch.empty(256)
+    factors_kernel[(1,)](every, out, TYPE=type_, IS_NATIVE=is_native)
+    assert torch.equal(out[~numbers.isnan()], numbers[~numbers.isnan()])
 
 
 @pytest.mark.parametrize("name", ["decode", "mixed"])

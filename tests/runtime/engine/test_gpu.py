@@ -67,7 +67,7 @@ def test_forks_that_read_their_prefix_once_give_the_cpu_s_answers(
     expected = values(path, "cpu", num_programs=6)
     config = importlib.import_module("phloem.kernels.triton.config")
     for arch, table in list(config.CONFIGS.items()):
-        shapes = {name: replace(getattr(table, name), split_len=32) for name in ("decode", "shared")}
+        shapes = {name: replace(getattr(table, name), split_len=32, block_n=32) for name in ("decode", "shared")}
         monkeypatch.setitem(config.CONFIGS, arch, replace(table, **shapes, shared_least_bytes=0))
     assert values(path, "cuda", num_programs=6) == expected
 

@@ -1,7 +1,6 @@
 """The engine on interpreted Triton kernels gives the tokens of the CPU path, with forks and grammars."""
 
 import importlib
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,14 @@ from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.runtime.models import load_model
+from phloem.tests.gpu import choose_kernels
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.executor.stand_in import HostReads, StandIn, traced
 from phloem.tests.runtime.models.stepping import Stepper
 from phloem.tests.runtime.models.tiny import make_tiny_gguf, make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
-os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
+choose_kernels()
 
 
 def program() -> list[AnyOp]:
@@ -113,7 +113,7 @@ def test_forks_read_their_prefix_once_and_draw_the_same_tokens(tmp_path: Path, m
     expected = values(path, ops=family(), max_seq_len=96)
     config = importlib.import_module("phloem.kernels.triton.config")
     table = config.CONFIGS[80]
-    shapes = {name: replace(getattr(table, name), split_len=32) for name in ("decode", "shared")}
+    shapes = {name: replace(getattr(table, name), split_len=32, block_n=32) for name in ("decode", "shared")}
     monkeypatch.setitem(config.CONFIGS, 80, replace(table, **shapes, shared_least_bytes=0))
     device, backend = StandIn(), triton_backend()
     depths: set[int] = set()

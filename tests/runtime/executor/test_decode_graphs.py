@@ -1,6 +1,5 @@
 """Decode steps from graphs give exactly the logits of eager steps, at fixed addresses, with harmless padding."""
 
-import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,11 +14,12 @@ from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
 from phloem.runtime.models.adapters import put_adapter
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
+from phloem.tests.gpu import choose_kernels
 from phloem.tests.runtime.executor.stand_in import StandIn, traced
 from phloem.tests.runtime.models.lora import make_adapter
 from phloem.tests.runtime.models.tiny import make_tiny_model
 
-os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
+choose_kernels()
 MAX_ROWS, MAX_LEN, NUM_SLOTS = 12, 1400, 2000
 
 

@@ -1,7 +1,6 @@
 """Rows of one batch with different adapters give the tokens of models with merged weights; bad adapters are named."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +17,14 @@ from phloem.runtime.executor import Executor
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
+from phloem.tests.gpu import choose_kernels
 from phloem.tests.runtime.engine.driver import Driver, Outcome
 from phloem.tests.runtime.executor.stand_in import StandIn, traced
 from phloem.tests.runtime.models.lora import make_adapter, merge
 from phloem.tests.runtime.models.tiny import make_tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
-os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
+choose_kernels()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Each family of ``families.FAMILIES``: its logits are those of transformers, float32, however steps are cut."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,13 +21,14 @@ from phloem.runtime.models import Model, load_model
 from phloem.runtime.quantizing import quantize_model
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
 from phloem.runtime.weights.model_config import GGUF_FAMILIES
+from phloem.tests.gpu import choose_kernels
 from phloem.tests.runtime.models.families import BY_HAND, FAMILIES, make_family, make_family_gguf, table
 from phloem.tests.runtime.models.hf_reference import hf_from_folder, hf_logits
 from phloem.tests.runtime.models.lora import make_adapter, merge
 from phloem.tests.runtime.models.stepping import Stepper
 from safetensors.torch import load_file, save_file
 
-os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
+choose_kernels()
 FLOAT32 = EngineConfig(model="tiny", precision="float32")
 ADAPTED = {
     "phi3": ("qkv_proj", "gate_up_proj", "o_proj"),

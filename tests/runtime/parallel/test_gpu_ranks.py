@@ -3,7 +3,6 @@
 The tests marked ``gpu`` run over NCCL, on one GPU or on as many as there are.
 """
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from phloem.runtime.parallel.group import added, links_of
 from phloem.runtime.parallel.links import NcclLink
 from phloem.runtime.parallel.mesh import Mesh
 from phloem.runtime.parallel.split import RankSplit
+from phloem.tests.gpu import choose_kernels
 from phloem.tests.runtime.engine.driver import Driver
 from phloem.tests.runtime.executor.stand_in import HostReads, StandIn, traced
 from phloem.tests.runtime.models.tiny import make_tiny_model
@@ -33,7 +33,7 @@ from phloem.tests.runtime.parallel.staged import staged_logits, whole_logits
 from phloem.tests.runtime.parallel.virtual import VirtualGang, run_all
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
-os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
+choose_kernels()
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 # Where tensors lie in host memory on a machine with GPUs too: orders, and a step's integers before they are copied.
@@ -186,6 +186,8 @@ def test_one_rank_sends_to_itself_over_nccl_eagerly_and_from_a_graph(tmp_path: P
     x.normal_()
     graph.replay()
     assert torch.equal(total, 2 * x)
+    del graph
+    link.close()
 
 
 @pytest.mark.gpu
