@@ -322,7 +322,7 @@ class Masks:
         """``_walk_inside`` a string of one language, by its parts. Raises NoParts."""
         machine = self.machine
         state, _, barrier = key
-        is_filtered = machine.arrays[walk.FRAME_FILTER][barrier] >= 0
+        is_filtered = machine.arrays[walk.FRAME_FILTER][barrier] != 0
         if is_filtered or (part is None and self._inside_of(state, barrier) is not None):
             raise NoParts
         trie = self.walker.whole if part is None else part

@@ -116,3 +116,16 @@ def test_what_was_forgotten_is_found_again(vocabulary: Vocabulary, monkeypatch: 
                 assert np.array_equal(walked(part_sets, vocabulary, expr), mask)
         assert (part_sets.num_rules > alone.num_rules) == keeps_rules
         assert part_sets.num_parts == alone.num_parts
+
+
+@pytest.mark.parametrize("bounds", [{}, {"maxLength": 400}])
+def test_the_masks_of_a_counting_pattern_make_few_states(vocabulary: Vocabulary, bounds: dict[str, int]) -> None:
+    fresh = Vocabulary(vocabulary.tokens, vocabulary.special, vocabulary.eos)
+    text = json.dumps({"type": "string", "pattern": r"^(\w{1,30}[ -]+){0,90}\w+$", **bounds})
+    grammar = compile("json_schema", text, fresh)
+    matcher = grammar.matcher()
+    for word in (b'"', b"name", b" a", b"-a"):
+        assert matcher.accept(fresh.tokens.index(word))
+    before = grammar.machine.num_states
+    matcher.mask()
+    assert grammar.machine.num_states - before < 20
