@@ -30,6 +30,8 @@ ANY_LENGTH = -(1 << 29)  # the padding of texts that no bound is meant for
 MAX_COUNTED_BY_STATES = 16  # of one character: a larger bound is one on the length
 MAX_SEARCHED = 2_000  # derivatives of an intersection whose shortest text is looked for
 MANY_PARTS = 1 << 30
+LIKELY_TEXTS = (b" ", b"a", b"0", b"-", b"aa", b"\x80", b"\x80\x80")  # some end a character
+MAX_LIKELY_BYTES = 32
 MAX_FREE_DIGITS = 400  # digits that ``_can_reach_multiple`` looks ahead
 UTF8_LEADS = ((0x80, 0x7FF, 0xC0, 6), (0x800, 0xFFFF, 0xE0, 12), (0x10000, 0x10FFFF, 0xF0, 18))
 
@@ -78,6 +80,7 @@ class Expressions:
         self._by_ranges: dict[Ranges, int] = {}
         self._derived: Parts[int, int] = in_parts()
         self._moves: dict[int, Moves] = {}
+        self._linear: dict[int, tuple[tuple[int, int], ...] | None] = {}
         self._unions: dict[tuple[int, ...], int] = {}
         self._intersections: dict[tuple[int, ...], int] = {}
         self._alive: dict[int, bool] = {}
@@ -601,6 +604,53 @@ class Expressions:
             found = self._moves[expr] = self._make_moves(expr)
         return found
 
+    def linear_form(self, expr: int) -> tuple[tuple[int, int], ...] | None:
+        """The partial derivatives (Antimirov 1996), as (bytes, rest): a text begins with one of the bytes, which are
+        bits, and goes on with a text of the rest. None for intersections, complements and multiples."""
+        found = self._linear.get(expr)
+        if found is None and expr not in self._linear:
+            made = self._make_linear(expr)
+            if made is not None:
+                merged: dict[int, int] = {}
+                for bits, to in made:
+                    merged[to] = merged.get(to, 0) | bits
+                found = tuple([(bits, to) for to, bits in merged.items()])
+            self._linear[expr] = found
+        return found
+
+    def _make_linear(self, expr: int) -> Iterable[tuple[int, int]] | None:
+        node = self.nodes[expr]
+        self.fuel.spend(len(node))
+        match node[0]:
+            case "and" | "not" | "multiple":
+                return None
+            case "empty" | "endless" | "padding":
+                return ()
+            case "set":
+                return ((node[1], EMPTY),)
+            case "owing":
+                return self.linear_form(node[2])
+            case "cat":
+                first = self.linear_form(node[1])
+                rest = self.linear_form(node[2]) if self.nullable[node[1]] else ()
+                if first is None or rest is None:
+                    return None
+                return (*[(bits, self._concat(to, node[2])) for bits, to in first], *rest)
+            case "or":
+                parts = [self.linear_form(part) for part in node[1:]]
+                known = [part for part in parts if part is not None]
+                return [move for part in known for move in part] if len(known) == len(parts) else None
+            case "rep":
+                _, inner, low, high = node
+                first = self.linear_form(inner)
+                after = self.repeat(inner, max(low - 1, 0), None if high is None else high - 1)
+                return None if first is None else [(bits, self._concat(to, after)) for bits, to in first]
+        return [((1 << hi) - (1 << lo), to) for lo, hi, to in self.moves(expr)]
+
+    def has_moves(self, expr: int) -> bool:
+        """Whether ``moves`` were made."""
+        return expr in self._moves
+
     def _make_moves(self, expr: int) -> Moves:
         node = self.nodes[expr]
         kind = node[0]
@@ -625,7 +675,11 @@ class Expressions:
         if kind == "and":
             return self._merged([self.moves(part) for part in node[1:]], self.intersect)
         found: list[tuple[int, int, int]] = []
-        for lo, hi, to in self._moves_of_words(node[1]) if kind == "words" else self._moves_by_class(expr):
+        if kind == "words":
+            moves = self._moves_of_words(node[1])
+        else:
+            moves = self._moves_of_complement(node[1]) if kind == "not" else self._moves_by_class(expr)
+        for lo, hi, to in moves:
             if found and found[-1][1] == lo and found[-1][2] == to:
                 found[-1] = (found[-1][0], hi, to)
             else:
@@ -638,6 +692,16 @@ class Expressions:
             to = self.derive(expr, byte) if byte >= 0 else NOTHING
             if to != NOTHING:
                 yield lo, hi, to
+
+    def _moves_of_complement(self, inner: int) -> Iterator[tuple[int, int, int]]:
+        at = 0
+        for lo, hi, to in (*self.moves(inner), (256, 256, NOTHING)):
+            self.fuel.spend(1)
+            if self.available_in(at, lo) >= 0:
+                yield at, lo, self.all_bytes
+            if to not in (NOTHING, self.all_bytes) and self.available_in(lo, hi) >= 0:
+                yield lo, hi, self.complement(to)
+            at = hi
 
     def _moves_of_words(self, words: tuple[bytes, ...]) -> Iterator[tuple[int, int, int]]:
         at = 0 if words[0] else 1
@@ -713,7 +777,8 @@ class Expressions:
             return True
         known = self._alive.get(expr)
         if known is None:
-            known = self._has_clear_text(expr)
+            shortest = self._shortest.get(expr)
+            known = self._has_clear_text(expr) if shortest is None else shortest != NO_TEXT
             self._alive[expr] = known = self._has_text(expr, fuel) if known is None else known
         return known
 
@@ -731,7 +796,28 @@ class Expressions:
                     return False
                 if shortest >= low or self._has_all_lengths(inner, low, high):
                     return True
-        return None
+        return True if self._has_likely_text(expr) else None
+
+    def _has_likely_text(self, expr: int) -> bool:
+        """Whether one of a few texts is in the language; no derivative of the whole is made for that."""
+        node = self.nodes[expr]
+        if node[0] == "or":
+            return any(self.is_plain[part] or self._has_likely_text(part) for part in node[1:])
+        if node[0] == "cat":
+            return self.is_plain[node[2]] and self._has_likely_text(node[1])
+        if node[0] != "and" or any(self.nodes[part][0] == "multiple" for part in node[1:]):
+            return False
+        words = list(LIKELY_TEXTS)
+        least = 0
+        for part in node[1:]:
+            if self.nodes[part][0] == "rep":
+                least = max(least, self.nodes[part][2])
+            elif self.is_plain[part]:
+                word = self.shortest_bytes(part, MAX_LIKELY_BYTES)
+                if word is not None:
+                    words.insert(0, word)
+        words = [word for word in words if len(word) >= least]
+        return any(all(self._matches(part, word) for part in node[1:]) for word in words)
 
     def _has_text(self, expr: int, fuel: int) -> bool:
         """Search at most ``fuel`` derivatives for one that accepts; ``_alive`` keeps what the search finds of each."""

@@ -26,6 +26,7 @@ class TokenReach:
         self._near: dict[tuple[int, bool], int] = {}
         self._most: dict[int, int] = {}
         self._bounded: dict[tuple[int, int, bool], int] = {}
+        self._run(ex.any_char)  # loads the compiled function
 
     def without_far_bounds(self, expr: int, *, is_counted: bool = False) -> int:
         """A language that allows the same tokens, and accepts the empty text if ``expr`` does.

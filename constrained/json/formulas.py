@@ -40,6 +40,7 @@ class Formulas:
         self._ids: dict[tuple, int] = {("or",): FALSE, ("and",): TRUE}
         self._negations: dict[int, int] = {FALSE: TRUE, TRUE: FALSE}
         self._clauses: dict[int, list[tuple[SignedLeaf, ...]]] = {}
+        self._easiest: dict[int, tuple[int, ...]] = {}
         self._leaves: dict[tuple[int, ...], list[tuple[int, Leaf]]] = {}
 
     def _make(self, node: tuple) -> int:
@@ -252,7 +253,7 @@ class Formulas:
                     todo = (*single, *todo, *[p for p in node[1:] if self.nodes[p][0] == "or"])
                     continue
                 if node[0] == "or":
-                    options = node[1:]
+                    options = self._easiest_first(at)
                     if any(chosen.get(leaf) == sign for leaf, sign in map(self._literal, options)):
                         continue  # a chosen leaf makes this part true
                     if checks_parts and not is_held(chosen):
@@ -288,12 +289,14 @@ class Formulas:
             is_short = prod(len(self.nodes[p]) - 1 for p in choices) <= FEW_CASES
             if is_short and node[0] == "and":
                 return search((at,), {}, False)
+            certain = tuple(p for p in parts if self.nodes[p][0] != "or")
+            if certain and choices and not search(certain, {}, False):
+                return False
             found = search_within(FEW_CASES, at, False)
             if found is not None:
                 return found
             if node[0] == "or":
                 return any(map(is_some, node[1:]))
-            certain = tuple(p for p in parts if self.nodes[p][0] != "or")
             alone = [
                 self.disjunction([p for p in self.nodes[choice][1:] if search((*certain, p), {}, True)])
                 for choice in choices
@@ -308,6 +311,19 @@ class Formulas:
             return solve(formula)
         except _OutOfFuel:
             raise _too_many_cases(fuel) from None
+
+    def _easiest_first(self, formula: int) -> tuple[int, ...]:
+        """The alternatives of a disjunction, those last that negate what is asked of values: to show that some value
+        breaks it takes most work."""
+        found = self._easiest.get(formula)
+        if found is None:
+
+            def is_hard(part: int) -> bool:
+                leaf, is_positive = self._literal(part)
+                return not is_positive and self.nodes[leaf][1][0] == "props"
+
+            found = self._easiest[formula] = tuple(sorted(self.nodes[formula][1:], key=is_hard))
+        return found
 
     def _literal(self, formula: int) -> SignedLeaf:
         node = self.nodes[formula]

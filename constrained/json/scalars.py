@@ -15,7 +15,7 @@ import numpy as np
 
 from ..code_points import ANY, Ranges, intersection
 from ..expressions import NO_TEXT, NOTHING, Expressions
-from ..machine import DEAD_STATE, MAX_NEED, UNBOUNDED, Fill, Machine, Recent
+from ..machine import DEAD_STATE, MAX_NEED, UNBOUNDED, Fill, Machine, Recent, StringText
 from ..prefixes import TokenReach, contains_all_texts_of
 from ..tables import PART_BITS
 from ..token_parts import SHORT_TOKEN
@@ -31,6 +31,7 @@ MAX_LISTED_BYTES = 1 << 16  # of words whose states are made together
 PLAIN_BYTES = bytes(b for b in range(0x20, 0x100) if b not in b'"\\')  # of characters that need no escape
 MOST_COUNTED_WHOLE = 8  # with larger counts, masks are made from those of smaller ones
 LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
+NUM_CHARS = sum(last - first + 1 for first, last in ANY)
 _CharMoves = tuple[tuple[int, int, int], ...]  # (first, last, to): characters lead to an expression
 _last = itemgetter(1)
 _LeftByChar = tuple[tuple[int, int, int], ...]  # (first, last, left): characters, in order, and ``_left_after`` of each
@@ -309,7 +310,8 @@ class Scalars:
                 inside_string=base,
                 loops=loops and exprs[0] == self.ex.text,
                 recurs=True,
-                step=partial(self._step, exprs, spelling) if spelling.tagged < 0 else None,
+                step=partial(self._step, exprs, spelling),
+                apart=not self.ex.is_plain[exprs[0]] and not self.ex.has_moves(exprs[0]),
             )
             if is_base:
                 machine.inside_string[state] = state
@@ -325,6 +327,10 @@ class Scalars:
         and need none."""
         machine = self.machine
         machine.set_short_twin(state, lambda: self._short_twin(exprs, spelling))
+        if len(exprs) == 1 and spelling.counted <= 1 and self.ex.is_plain[exprs[0]]:
+            machine.string_texts[state] = StringText(
+                exprs[0], spelling.free, spelling.counted == 1, lambda expr: self._string((expr,), spelling)
+            )
         near, owed = _near(self._reach, exprs, spelling)
         if near != exprs:
             machine.set_twin(state, lambda: self._string(near, spelling), owed=owed)
@@ -457,6 +463,9 @@ class Scalars:
         ex = self.ex
         if must == ex.text:
             return 1
+        if sum([last - first + 1 for first, last in codes]) == NUM_CHARS:
+            # behind the first byte of several, the rest has the character
+            return min(((ex.shortest(to) or 0) + (lo < 0x80) for lo, _, to in ex.moves(must)), default=NO_TEXT)
         if codes[-1][1] < 0x80:
             table: _CharMoves = tuple([(lo, hi - 1, to) for lo, hi, to in ex.moves(must) if lo < 0x80])
         else:

@@ -10,13 +10,12 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from ..expressions import EMPTY, NOTHING, Expressions
+from ..expressions import NOTHING, Expressions
 from .names import CLASS, PARENT, name_nodes
 
 MAX_PARTS = 1024
 MAX_STATES = 2048
 MAX_WORK = 1 << 23  # steps of following sets: 6 ms
-FULL = (1 << 256) - 1
 Condition = int | tuple  # the number of a language, ("not", condition) or ("and", conditions)
 
 
@@ -49,7 +48,6 @@ class TextParts:
         self._needed: list[int] = []
         self._moves: list[list[tuple[int, int]]] = []  # (bytes, part)
         self._tag_of: list[int] = []
-        self._linear: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, expr: int) -> Condition:
         """The condition that a string is in the language. Raises Unsuitable."""
@@ -66,7 +64,10 @@ class TextParts:
             if at == len(self.exprs):
                 break
             moves = []
-            for bits, to in self._linear_form(self.exprs[at]):
+            form = self.ex.linear_form(self.exprs[at])
+            if form is None:
+                raise Unsuitable
+            for bits, to in form:
                 number = numbers.get(to)
                 if number is None:
                     number = numbers[to] = len(self.exprs)
@@ -97,39 +98,6 @@ class TextParts:
         self.spans.append((first, len(self.exprs)))
         self.whole.append(-1)
         return len(self.spans) - 1
-
-    def _linear_form(self, expr: int) -> list[tuple[int, int]]:
-        """(bytes, rest): a text begins with one of the bytes, and goes on with a text of the rest."""
-        found = self._linear.get(expr)
-        if found is not None:
-            return found
-        ex = self.ex
-        node = ex.nodes[expr]
-        ex.fuel.spend(len(node))
-        match node[0]:
-            case "empty":
-                found = []
-            case "set":
-                found = [(node[1], EMPTY)]
-            case "word" | "words" | "chars" | "tail":
-                found = [((1 << hi) - (1 << lo), to) for lo, hi, to in ex.moves(expr)]
-            case "cat":
-                found = [(bits, ex.concat(to, node[2])) for bits, to in self._linear_form(node[1])]
-                if ex.nullable[node[1]]:
-                    found = found + self._linear_form(node[2])
-            case "or":
-                found = [move for part in node[1:] for move in self._linear_form(part)]
-            case "rep":
-                _, inner, low, high = node
-                after = ex.repeat(inner, max(low - 1, 0), None if high is None else high - 1)
-                found = [(bits, ex.concat(to, after)) for bits, to in self._linear_form(inner)]
-            case _:
-                raise Unsuitable
-        merged: dict[int, int] = {}
-        for bits, to in found:
-            merged[to] = merged.get(to, 0) | bits
-        found = self._linear[expr] = [(bits, to) for to, bits in merged.items()]
-        return found
 
     def automaton(self, required: list[int]) -> Automaton:
         """Follow all languages together, as long as the string may still be in all that are ``required``.

@@ -9,6 +9,7 @@ from .item_texts import ItemReader, Seen
 from .machine import MASK_WORK, Fill, Machine
 from .masks import Masks
 from .parser_sets import Lexer
+from .part_sets import StringText
 from .recent import Recent
 from .walk import DEAD_STATE, MAX_NEED, REFUSED, UNBOUNDED
 from .white_space import COMPACT, FLEXIBLE, ONE_SPACE, indent, new_line
@@ -30,6 +31,7 @@ __all__ = [
     "Masks",
     "Recent",
     "Seen",
+    "StringText",
     "indent",
     "key_of",
     "known_value",

@@ -32,6 +32,7 @@ from ..vocabulary import Vocabulary
 from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
 from .parser_sets import LazyState
+from .part_sets import StringText
 from .untouched import touch, untouched
 from .walk import DEAD_STATE, PUSH
 from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
@@ -43,6 +44,7 @@ StandIns = Callable[[], Iterator[tuple[int, int, int]]]
 
 MASK_WORK = 100_000  # fuel for one mask: 0.1 to 0.2 s, during which other texts wait
 MOST_STEPPED = 6  # entries of a row that are made one by one before the whole row is
+MOST_STEPPED_APART = 32  # the same, of a row that takes long; see ``add_state``
 MAX_CONFIGS = 1 << 20
 STACK_ROOM = 1 << 16  # for stacks that a compiled walk pushes
 MAX_EDGES = 16_384  # that are remembered of each ``1 << SHARD_BITS`` configurations
@@ -140,7 +142,9 @@ class Machine:
         self.owed: dict[int, int] = {}  # of states with a twin; see ``set_twin``
         self.stand_ins: dict[int, StandIns] = {}
         self.short_twins: dict[int, Callable[[], tuple[int, int]]] = {}  # see ``set_short_twin``
+        self.string_texts: dict[int, StringText] = {}  # by state
         self._steps: dict[int, Step] = {}  # by state; see ``add_state``
+        self.apart: set[int] = set()  # states; see ``add_state``
         self._num_stepped: dict[int, int] = {}  # entries made of the rows of these states, one by one
         self._unsettled: dict[int, Callable[[], None]] = {}
         self.item_readers: dict[int, ItemReader] = {}  # by frame; ``READS_ITEMS`` says whether there are any
@@ -213,6 +217,7 @@ class Machine:
         recurs: bool = False,
         detour: bool = False,
         step: Step | None = None,
+        apart: bool = False,
     ) -> int:
         """A new state. Without ``fill`` every byte is refused.
 
@@ -229,7 +234,8 @@ class Machine:
         ``recurs``: it is met above many stacks, or allows many tokens: what it allows by itself is walked once.
         ``detour``: ``Endings`` tries it only where no other state is left.
         ``step(byte)``, for bytes from 1 on: (low, high, code), the entries of the row for bytes in [low, high), which
-        ``byte`` is one of. Where a walk passes the state with few bytes, only these entries are made.
+        ``byte`` is one of. Where a walk passes the state with few bytes, only these entries are made; ``apart``: also
+        with many, because the whole row takes long.
         """
         if not self._ready:
             self.make_ready(ROWS_TOUCHED)
@@ -268,6 +274,8 @@ class Machine:
         if step is not None:
             self._steps[state] = step
             arrays[walk.LAZY][state] = 1
+            if apart:
+                self.apart.add(state)
         return state
 
     def make_ready(self, count: int) -> None:
@@ -479,7 +487,9 @@ class Machine:
             low, high, target = lazy.step(byte)
         else:
             step, made = self._steps.get(state), self._num_stepped.get(state, 0)
-            if step is None or not byte or is_one_of_many or (made == MOST_STEPPED and not is_alone):
+            most = MOST_STEPPED_APART if state in self.apart else MOST_STEPPED
+            is_one_of_many = is_one_of_many and most == MOST_STEPPED
+            if step is None or not byte or is_one_of_many or (made >= most and not is_alone):
                 self.row(state)
                 return
             if self.missing[byte]:

@@ -7,6 +7,7 @@ property's name are walked only where they differ from those within any other na
 that are nothing but text, which are most of the vocabulary, are allowed at once.
 """
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -14,13 +15,15 @@ import numpy as np
 from ..spec import GrammarError, grammar_error
 from ..tables import PART_BITS
 from ..token_parts import SHORT_TOKEN, parts_of
+from ..vocabulary import Trie
 from . import walk
 from .lazy_masks import LazyMasks
 from .machine import MASK_WORK, Machine
+from .part_sets import BACKSLASH, NoParts, PartSets, StringText
 from .recent import Recent, RecentByNumber
 from .repeats import Repeats
 from .trie_walker import TrieWalker
-from .walk import MAX_NEED, UNBOUNDED
+from .walk import DEAD_STATE, MAX_NEED, UNBOUNDED
 
 MAX_LEXEME_BYTES = 128 << 20
 PREPARE_WORK = 5 * MASK_WORK  # fuel for a mask that is made while a grammar is compiled
@@ -65,6 +68,7 @@ class Masks:
         self._counted: Recent[tuple[int, int, int], _Inner] = Recent(max(16, capacity // 16))  # with ``needs``
         self._short: Recent[tuple[int, int, int], _Inner] = Recent(capacity)  # of short tokens alone
         self._parts = parts_of(vocabulary)
+        self._part_sets = PartSets(machine.expressions)
         self._within: Recent[tuple[int, int, int, int], np.ndarray] = Recent(capacity)  # of counted strings
         self._failed: dict[int, GrammarError] = {}  # configurations whose mask took too much work
         self._only: dict[int, int] = {}
@@ -78,6 +82,8 @@ class Masks:
         self._long = self._part_tries[1] if self._part_tries else None
         self.lazy = LazyMasks(machine, self.walker, capacity)
         self._repeats = Repeats(machine)
+        text = StringText(machine.expressions.any_char, False, False, lambda expr: DEAD_STATE)
+        self._part_sets.walk(vocabulary.trie, text, np.zeros(vocabulary.num_words, np.uint32))  # loads compiled code
 
     @property
     def is_full(self) -> bool:
@@ -291,6 +297,10 @@ class Masks:
         ``part``: the trie of some tokens; None for all.
         """
         key = (state, aux, barrier)
+        text = self.machine.string_texts.get(state)
+        if text is not None:
+            with suppress(NoParts):
+                return self._walk_text(key, text, part)
         stack = self.machine.stack(barrier, 0)
         if part is None or part is not self._long:
             self.machine.row(state)  # most bytes begin a token
@@ -307,6 +317,35 @@ class Masks:
             mask, trie = inside[0].copy(), inside[1]
         exits = self.walker.from_state(trie, mask, state, aux, stack)
         return _Inner(key, _frozen(mask), trie, exits)
+
+    def _walk_text(self, key: tuple[int, int, int], text: StringText, part: np.ndarray | None) -> _Inner:
+        """``_walk_inside`` a string of one language, by its parts. Raises NoParts."""
+        machine = self.machine
+        state, _, barrier = key
+        is_filtered = machine.arrays[walk.FRAME_FILTER][barrier] != 0
+        if is_filtered or (part is None and self._inside_of(state, barrier) is not None):
+            raise NoParts
+        trie = self.walker.whole if part is None else part
+        mask = np.zeros(self.vocabulary.num_words, np.uint32)
+        needs = np.full(32 * self.vocabulary.num_words, MAX_NEED + 1, np.uint16) if text.is_counted else None
+        exits, regions = self._part_sets.walk(self._nodes_of(part), text, mask, needs)
+        if regions:
+            stack, pending = machine.stack(barrier, 0), []
+            for node, expr, count in regions:
+                before = text.state_of(expr)
+                machine.entry(before, BACKSLASH, is_alone=True)
+                pending.append((node, int(machine.arrays[walk.DELTA][before, BACKSLASH]), count, stack, 0))
+            more = self.walker.from_regions(trie, mask, np.array(pending, np.int64), needs)
+            exits = np.concatenate([exits, more])
+            exits = exits[np.argsort(exits[:, 0])]
+        if needs is None:
+            return _Inner(key, _frozen(mask), trie, exits)
+        return _Inner(key, _frozen(mask), trie, exits, needs, _most(needs, exits))
+
+    def _nodes_of(self, part: np.ndarray | None) -> Trie:
+        if part is None or self._parts is None:
+            return self.vocabulary.trie
+        return self._parts.long if part is self._long else self._parts.short
 
     # -- tokens within a string -------------------------------------------------------------------------------------
 

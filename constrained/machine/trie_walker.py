@@ -55,6 +55,7 @@ class TrieWalker:
         exits = self.from_state(self.whole, nothing, DEAD_STATE, 0, 0)
         self._walk(self.whole, nothing, 0)
         self.at(DEAD_STATE, 0, 0)
+        walk.mask_again(self.machine.control, self.whole, 0, DEAD_STATE, 0, 0)
         self.behind(self.whole, nothing, exits, 0, 0, DEAD_STATE, 0, 0)
         self.beside(nothing, DEAD_STATE, DEAD_STATE, 0)
         self.keep(nothing)
@@ -104,6 +105,22 @@ class TrieWalker:
             control[walk.NEEDS] = 0
         exits = self._exits[: int(control[walk.NUM_EXITS])]
         return exits[np.argsort(exits[:, 0])] if count else exits.copy()
+
+    def from_regions(
+        self, trie: np.ndarray, mask: np.ndarray, regions: np.ndarray, needs: np.ndarray | None = None
+    ) -> np.ndarray:
+        """As ``from_state``, of the regions int64 [n, 5] that ``walk_trie`` takes."""
+        control = self.machine.control
+        self.machine.begin()
+        self._room_for_regions(len(regions))
+        self._pending[: len(regions)] = regions
+        control[walk.NEEDS] = 0 if needs is None else needs.ctypes.data
+        try:
+            self._walk(trie, mask, len(regions))
+        finally:
+            control[walk.NEEDS] = 0
+        exits = self._exits[: int(control[walk.NUM_EXITS])]
+        return exits[np.argsort(exits[:, 0])]
 
     # -- whole masks, with the end token: the numbers of kept masks, ``NOT_KEPT`` where ``room_to_keep`` is needed -----
 

@@ -193,6 +193,39 @@ def test_the_moves_of_an_expression_are_its_derivatives() -> None:
         assert found == {byte: ex.derive(expr, byte) for byte in range(256)}
 
 
+def test_what_follows_a_byte_is_one_of_the_partial_derivatives() -> None:
+    ex = Expressions()
+    patterns = ["((a|ab){0,3}c){1,2}", "(a?b){2,5}|a{3}", "(ab|a)*b", "é{1,3}a?", ""]
+    for expr in (compile_regex(pattern, ex, anchored=True) for pattern in patterns):
+        form = ex.linear_form(expr)
+        assert form is not None
+        for text in (b"".join(parts) for n in range(6) for parts in itertools.product((b"a", b"b", b"c"), repeat=n)):
+            rests = [rest for bits, rest in form if text and bits >> text[0] & 1]
+            assert any(ex.matches(rest, text[1:]) for rest in rests) == (bool(text) and ex.matches(expr, text))
+    for part in (ex.complement(expr), ex.concat(ex.literal(b"a"), ex.text_without(expr)), ex.multiple_of(7, 0)):
+        rest = ex.derive(part, ord("a")) if ex.nodes[part][0] == "cat" else part
+        assert ex.linear_form(rest) is None
+
+
+def test_a_likely_text_is_found_only_where_the_language_has_a_text() -> None:
+    patterns = ["a{3,5}", "[ab ]{1,4}", "(a|b)*a", "( |-){2}", "0[01]{0,3}", "aé?", "(ab){1,2}", "a|b|c", ".{0,4}"]
+    letters = ("a", "b", " ", "-", "0", "1", "é", "c")
+    texts = [text for n in range(5) for text in map("".join, itertools.product(letters, repeat=n))]
+    ex = Expressions()
+    exprs = [compile_regex(pattern, ex, anchored=True) for pattern in patterns]
+    members = [{text for text in texts if re.fullmatch(pattern, text)} for pattern in patterns]
+    for one, two, three in itertools.permutations(range(len(patterns)), 3):
+        meet = ex.intersect(ex.text, exprs[one], ex.complement(exprs[two]), ex.complement(exprs[three]))
+        either = ex.union(meet, ex.intersect(exprs[two], ex.text_without(exprs[one])))
+        left = members[one] - members[two] - members[three]
+        if left:
+            assert ex.is_nonempty(meet)
+        elif patterns[one] not in ("a{3,5}", "(a|b)*a"):  # these have longer texts too
+            assert not ex.is_nonempty(meet)
+        if left or members[two] - members[one]:
+            assert ex.is_nonempty(either)
+
+
 @pytest.mark.parametrize("head", ["a", "[ab]", "(?:a|b)+", "[é-ü]", "a{0,3}", "ab"])
 def test_alternatives_with_one_beginning_are_that_and_what_may_follow(head: str) -> None:
     ex = Expressions()
