@@ -83,7 +83,8 @@ class Masks:
         self.lazy = LazyMasks(machine, self.walker, capacity)
         self._repeats = Repeats(machine)
         text = StringText(machine.expressions.any_char, False, False, lambda expr: DEAD_STATE)
-        few = vocabulary.build_trie(vocabulary.trie.token_order[:1])
+        order = vocabulary.trie.token_order
+        few = vocabulary.build_trie(order[:: len(order) // 64 + 1])
         self._part_sets.walk(few, text, np.zeros(vocabulary.num_words, np.uint32))  # loads compiled code
 
     @property
