@@ -36,6 +36,10 @@ except ImportError:  # the checkout may not be installed
     os.symlink(Path(__file__).resolve().parents[1], Path(_folder) / "phloem")
     sys.path.insert(0, _folder)
     import phloem
+if SMOKE:
+    from phloem.tests.gpu import interpret_without_waste
+
+    interpret_without_waste()
 import numpy as np
 import torch
 from phloem.benchmarks import roofline
