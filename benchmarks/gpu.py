@@ -1,6 +1,6 @@
 """All figures of a GPU in one command: each kernel is checked and timed, then the engine runs.
 
-    python -m benchmarks.gpu --out DIR                        # all parts, in under nine minutes
+    python -m benchmarks.gpu --out DIR                        # all parts: about 80 s once kernels are compiled
     python -m benchmarks.gpu --out DIR attention engine       # two parts
     python -m benchmarks.gpu --out DIR --smoke                # toy sizes through Triton's interpreter, without a GPU
 
@@ -19,24 +19,16 @@ import gc
 import json
 import os
 import sys
-import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 SMOKE = "--smoke" in sys.argv
 if SMOKE:
     os.environ["TRITON_INTERPRET"] = "1"  # set before any kernel is imported
-try:
-    import phloem
-except ImportError:  # the checkout may not be installed
-    _folder = tempfile.mkdtemp()
-    os.symlink(Path(__file__).resolve().parents[1], Path(_folder) / "phloem")
-    sys.path.insert(0, _folder)
-    import phloem
-if SMOKE:
     from phloem.tests.gpu import interpret_without_waste
 
     interpret_without_waste()
@@ -49,7 +41,6 @@ from phloem.runtime.executor.accelerator import CudaAccelerator
 
 from . import RESULTS, gpu_kernels, gpu_ranks, header
 
-ROOT = Path(phloem.__file__).parent
 TRIALS = 15
 FLUSHED = 512 << 20  # bytes, several times the L2 cache
 
@@ -77,13 +68,14 @@ class Figure:
 class Bench:
     """The device, its measured rates, and the figures so far."""
 
-    def __init__(self, *, smoke: bool) -> None:
+    def __init__(self, *, smoke: bool, machine: roofline.DeviceSpec | None = None) -> None:
+        """``machine`` None: its rates are measured, which takes about a second; under the interpreter an H200's."""
         self.smoke = smoke
         self.device = torch.device("cpu" if smoke else "cuda")
         self.dtype = torch.float32 if smoke else torch.bfloat16
         self.figures: list[Figure] = []
         self.faults: list[str] = []
-        self.machine = roofline.H200 if smoke else self._measured()
+        self.machine = machine or (roofline.H200 if smoke else self._measured())
 
     def _measured(self) -> roofline.DeviceSpec:
         """The rates of copying 4 GiB and of bfloat16 products of 8192 x 8192, with the vendor's libraries."""
@@ -147,27 +139,35 @@ class Bench:
             if not error <= limit:
                 self.fault(f"{part}, {case}: wrong by {error:.2e} of the largest result (limit {limit:g})")
                 return
-        if self.smoke:
-            self.figures.append(Figure(part, case, error, note=note))
-        else:
+        figure = Figure(part, case, error, note=note)
+        if not self.smoke:
             other_ms = self.time(other_call, in_graph=other_in_graph) if other_call is not None else None
             ms, least = self.time(timed or call, in_graph=in_graph), work.seconds(self.machine) * 1e3
             bound = work.bound(self.machine)
-            self.figures.append(Figure(part, case, error, ms, least, bound, other, other_ms, note))
-        print(_line(self.figures[-1]), flush=True)
+            figure = Figure(part, case, error, ms, least, bound, other, other_ms, note)
+        self.show(figure)
 
     def note(self, part: str, case: str, error: float, *, limit: float) -> None:
         """A case that is checked and not timed."""
         if not error <= limit:
             self.fault(f"{part}, {case}: wrong by {error:.2e} of the largest result (limit {limit:g})")
             return
-        self.figures.append(Figure(part, case, error))
-        print(_line(self.figures[-1]), flush=True)
+        self.show(Figure(part, case, error))
+
+    def show(self, figure: Figure) -> None:
+        """Add a line to the report, and print it."""
+        self.figures.append(figure)
+        print(_line(figure), flush=True)
 
     def fault(self, what: str) -> None:
         """A wrong result or an error. The other cases run; the command ends with 1."""
         self.faults.append(what)
         print(f"FAULT: {what}", flush=True)
+
+    def end(self) -> None:
+        """Raises SystemExit if there are faults."""
+        if self.faults:
+            raise SystemExit(f"{len(self.faults)} faults, the first: {self.faults[0]}")
 
     def randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=self.device, dtype=self.dtype)
@@ -181,22 +181,20 @@ def _float(x: Any) -> torch.Tensor:
 
 
 def decode_attention(bench: Bench) -> None:
-    """Grouped-query decode attention with one query a row, at the shapes of the bars; then with a shared prefix."""
-    heads, kv_heads, size = (32, 8, 128) if not bench.smoke else (4, 2, 16)
+    """Grouped-query attention with one query a row."""
     cases = [(256, 1024), (256, 8192), (32, 8192), (1, 8192)] if not bench.smoke else [(3, 40), (1, 70)]
     for rows, length in cases:
-        _attention(bench, "decode attention", [length] * rows, [1] * rows, heads, kv_heads, size)
+        _attention(bench, "decode attention", [length] * rows, [1] * rows)
     check = [700, 33, 1500] if not bench.smoke else [50, 3, 20]
-    _attention(bench, "decode attention", check, [1] * 3, heads, kv_heads, size, checked=True)
+    _attention(bench, "decode attention", check, [1] * 3, checked=True)
 
 
 def prefill_attention(bench: Bench) -> None:
-    heads, kv_heads, size = (32, 8, 128) if not bench.smoke else (4, 2, 16)
     lengths = (4096, 16384, 32768) if not bench.smoke else (40,)
     for length in lengths:
-        _attention(bench, "prefill attention", [length], [length], heads, kv_heads, size)
+        _attention(bench, "prefill attention", [length], [length])
     check = ([900, 300], [900, 40]) if not bench.smoke else ([50, 30], [50, 4])
-    _attention(bench, "prefill attention", *check, heads, kv_heads, size, checked=True)
+    _attention(bench, "prefill attention", *check, checked=True)
 
 
 def _attention(
@@ -204,46 +202,32 @@ def _attention(
     part: str,
     kv_lens: list[int],
     num_queries: list[int],
-    heads: int,
-    kv_heads: int,
-    size: int,
     *,
     checked: bool = False,
 ) -> None:
-    device = bench.device
-    num_slots = sum(kv_lens)
-    k, v = bench.randn(num_slots, kv_heads, size), bench.randn(num_slots, kv_heads, size)
-    order = torch.randperm(num_slots, device=device).int()
-    table = torch.zeros(len(kv_lens), max(kv_lens), dtype=torch.int32, device=device)
-    begin = 0
-    for row, length in enumerate(kv_lens):
-        table[row, :length] = order[begin : begin + length]
-        begin += length
-    starts = torch.tensor([0, *num_queries], device=device).cumsum(0).int()
-    q = bench.randn(int(sum(num_queries)), heads, size)
-    rows = torch.arange(len(kv_lens), device=device, dtype=torch.int32)
-    inputs = (q, k, v, table, rows, starts, torch.tensor(kv_lens, device=device, dtype=torch.int32))
-    work = roofline.attention(
-        kv_lens, num_queries, num_heads=heads, num_kv_heads=kv_heads, head_dim=size, element=bench.dtype.itemsize
-    )
+    inputs, size = gpu_kernels.rows_of(bench, kv_lens, num_queries)
+    work = roofline.attention(kv_lens, num_queries, **size, element=bench.dtype.itemsize)
     other_call = None
     if not bench.smoke and len(kv_lens) == 1 and kv_lens == num_queries:
-        dense = [x.transpose(0, 1).unsqueeze(0) for x in (q, k[order.long()], v[order.long()])]
+        other_call = partial(torch_attention, inputs)
 
-        def other_call() -> object:
-            return torch.nn.functional.scaled_dot_product_attention(*dense, is_causal=True, enable_gqa=True)
-
-    scale = size**-0.5
+    scale = size["head_dim"] ** -0.5
     shown = f"{len(kv_lens)} x {kv_lens[0]:,}" if len(set(kv_lens)) == 1 else f"rows of {kv_lens}"
     bench.add(
         part,
-        f"{shown} tokens, {heads}/{kv_heads} heads of {size}",
+        f"{shown} tokens, {size['num_heads']}/{size['num_kv_heads']} heads of {size['head_dim']}",
         lambda: triton_backend().paged_attention(*inputs, scale=scale),
         (lambda: reference.paged_attention(*inputs, scale=scale)) if checked or bench.smoke else None,
         work,
         other="torch SDPA" if other_call is not None else "",
         other_call=other_call,
     )
+
+
+def torch_attention(inputs: tuple[torch.Tensor, ...]) -> object:
+    """torch's own attention on the keys of one row, which it reads in the order of slots: any order is as fast."""
+    dense = [x.transpose(0, 1).unsqueeze(0) for x in inputs[:3]]
+    return torch.nn.functional.scaled_dot_product_attention(*dense, is_causal=True, enable_gqa=True)
 
 
 def elementwise(bench: Bench) -> None:
@@ -357,8 +341,7 @@ def engine(bench: Bench) -> None:
             for workload in TOYS:
                 for found in serve(workload, bench.machine, is_smoke=True):
                     note = f"{found.steps} steps, {found.graphs} graphs"
-                    bench.figures.append(Figure("engine", found.case, None, note=note))
-                    print(_line(bench.figures[-1]), flush=True)
+                    bench.show(Figure("engine", found.case, None, note=note))
         return
     for workload in WORKLOADS:
         for found in serve(workload, bench.machine, is_smoke=False):
@@ -371,8 +354,7 @@ def engine(bench: Bench) -> None:
                 name = f"{workload.shape}, batch 1"
                 figures.append(Figure("decode step", name, None, found.step_ms, found.least_step_ms, "memory"))
             for figure in figures:
-                bench.figures.append(figure)
-                print(_line(figure), flush=True)
+                bench.show(figure)
         gc.collect()  # free the memory for the next model
         torch.cuda.empty_cache()
 
@@ -408,7 +390,7 @@ def _line(figure: Figure) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def report(bench: Bench, about: dict[str, Any]) -> str:
+def report(bench: Bench, about: dict[str, Any], title: str = "GPU figures") -> str:
     machine = (
         "Triton's interpreter, toy sizes: no times"
         if bench.smoke
@@ -418,7 +400,7 @@ def report(bench: Bench, about: dict[str, Any]) -> str:
         )
     )
     lines = [
-        "# GPU figures",
+        f"# {title}",
         "",
         f"{machine}. `{about['command']}`, commit {about['commit']}, torch {about['torch']}.",
         "",
@@ -439,34 +421,42 @@ def _backend(smoke: bool) -> Iterator[None]:
         yield
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+def selected(parts: Mapping[str, object], doc: str) -> tuple[list[str], Path | None]:
+    """The command line: the names of the parts to run, and the folder of the report; None: none is written."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(parts)} (default: all)")
+    parser.add_argument("--out", type=Path, help=f"default: {RESULTS}; with --smoke: nothing is written")
     parser.add_argument("--smoke", action="store_true", help="toy sizes through the interpreter")
     arguments = parser.parse_args()
-    unknown = [part for part in arguments.parts if part not in PARTS]
+    unknown = [part for part in arguments.parts if part not in parts]
     if unknown:
-        parser.error(f"unknown part {unknown[0]!r}; parts are {', '.join(PARTS)}")
+        parser.error(f"unknown part {unknown[0]!r}; parts are {', '.join(parts)}")
     if not arguments.smoke and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here; --smoke runs toy sizes through Triton's interpreter")
+    out = arguments.out or (None if arguments.smoke else RESULTS)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    return arguments.parts or list(parts), out
+
+
+def main() -> None:
+    names, out = selected(PARTS, __doc__ or "")
     torch.manual_seed(0)
     about = header()
-    bench = Bench(smoke=arguments.smoke)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    with _backend(arguments.smoke):
-        for name in arguments.parts or PARTS:
+    bench = Bench(smoke=SMOKE)
+    with _backend(SMOKE):
+        for name in names:
             try:
                 PARTS[name](bench)
             except Exception as error:
                 traceback.print_exc()
                 bench.fault(f"{name}: {type(error).__name__}: {error}")
-            made = {**about, "machine_rates": asdict(bench.machine), "smoke": arguments.smoke, "faults": bench.faults}
+            made = {**about, "machine_rates": asdict(bench.machine), "smoke": SMOKE, "faults": bench.faults}
             figures = [{**asdict(figure), "share": figure.share} for figure in bench.figures]
-            (arguments.out / "gpu.json").write_text(json.dumps({**made, "figures": figures}, indent=2) + "\n")
-            (arguments.out / "gpu.md").write_text(report(bench, about))
-    if bench.faults:
-        raise SystemExit(f"{len(bench.faults)} faults, the first: {bench.faults[0]}")
+            if out is not None:
+                (out / "gpu.json").write_text(json.dumps({**made, "figures": figures}, indent=2) + "\n")
+                (out / "gpu.md").write_text(report(bench, about))
+    bench.end()
 
 
 if __name__ == "__main__":

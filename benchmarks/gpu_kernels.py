@@ -24,7 +24,7 @@ def quantized_products(bench: Bench) -> None:
     width_in, width_out = (4096, 28_672) if not bench.smoke else (256, 40)
     dense = bench.randn(width_out, width_in) / width_in**0.5
     for kind in ("int4", "int8", "fp8"):
-        weight = _packed(dense, kind)
+        weight = packed(dense, kind)
         for rows in (1, 4, 16, 64, 256, 4096) if not bench.smoke else (1, 20, 70):
             x = bench.randn(rows, width_in)
             bench.add(
@@ -56,7 +56,7 @@ def dense_products(bench: Bench) -> None:
         )
 
 
-def _packed(dense: Tensor, kind: str) -> QuantizedWeight:
+def packed(dense: Tensor, kind: str) -> QuantizedWeight:
     if kind == "fp8":
         return pack_fp8(dense)
     if kind == "int8":
@@ -71,20 +71,13 @@ def _packed(dense: Tensor, kind: str) -> QuantizedWeight:
 def shared_prefix(bench: Bench) -> None:
     """64 children of one prefix of 8,192 tokens, one new token each; compared with a kernel that reads it 64 times."""
     children, prefix, own = (64, 8192, 64) if not bench.smoke else (3, 520, 5)
-    inputs, size = _rows(bench, [prefix + own] * children, [1] * children)
+    inputs, size = rows_of(bench, [prefix + own] * children, [1] * children)
     table = inputs[3]
     table[:, :prefix] = table[0, :prefix]
     device = bench.device
     cut = triton_backend().sharing_of(device, size["num_heads"] // size["num_kv_heads"])
     assert cut is not None
-    chunks = prefix // cut.chunk_len
-    places = range(0, children, cut.piece_len)
-    pieces = [(begin, min(begin + cut.piece_len, children), begin, 0, chunks) for begin in places]
-    shared = SharedPrefixes(
-        torch.arange(children, dtype=torch.int32, device=device),
-        torch.tensor(pieces, dtype=torch.int32, device=device),
-        torch.full((children,), chunks, dtype=torch.int32, device=device),
-    )
+    shared = prefix_pieces(children, prefix // cut.chunk_len, cut.piece_len, device)
     scale = size["head_dim"] ** -0.5
     bench.add(
         "shared-prefix attention",
@@ -100,7 +93,7 @@ def shared_prefix(bench: Bench) -> None:
 def fp8_pool(bench: Bench) -> None:
     """Decode attention over 8-bit keys and values; compared with a pool in the activations' type."""
     for rows, length in ((256, 1024), (256, 8192), (3, 700)) if not bench.smoke else ((3, 40),):
-        inputs, size = _rows(bench, [length] * rows, [1] * rows)
+        inputs, size = rows_of(bench, [length] * rows, [1] * rows)
         q, k, v, *tables = inputs
         pool = [cache.to(torch.float8_e4m3fn) for cache in (k, v)]
         scale = size["head_dim"] ** -0.5
@@ -212,21 +205,34 @@ def fused_norms(bench: Bench) -> None:
     )
 
 
-def _rows(bench: Bench, kv_lens: list[int], num_queries: list[int]) -> tuple[tuple[Tensor, ...], dict[str, int]]:
+def rows_of(
+    bench: Bench, kv_lens: list[int], num_queries: list[int], *, num_heads: int = 32
+) -> tuple[tuple[Tensor, ...], dict[str, int]]:
     """Inputs of ``paged_attention`` with slots in random order, and the shape of its heads."""
-    size = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    size = {"num_heads": num_heads, "num_kv_heads": 8, "head_dim": 128}
     if bench.smoke:
-        size = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
+        size = {"num_heads": num_heads // 8, "num_kv_heads": 2, "head_dim": 16}
     device, num_slots = bench.device, sum(kv_lens)
     k, v = (bench.randn(num_slots, size["num_kv_heads"], size["head_dim"]) for _ in range(2))
     order = torch.randperm(num_slots, device=device).int()
-    table = torch.zeros(len(kv_lens), max(kv_lens), dtype=torch.int32, device=device)
+    width = -(-max(kv_lens) // 16) * 16
+    table = torch.zeros(len(kv_lens), width, dtype=torch.int32, device=device)
     for row, slots in enumerate(order.split(kv_lens)):
         table[row, : len(slots)] = slots
     q = bench.randn(sum(num_queries), size["num_heads"], size["head_dim"])
     rows = torch.arange(len(kv_lens), device=device, dtype=torch.int32)
     starts = torch.tensor([0, *num_queries], device=device).cumsum(0).int()
     return (q, k, v, table, rows, starts, torch.tensor(kv_lens, device=device, dtype=torch.int32)), size
+
+
+def prefix_pieces(children: int, chunks: int, piece_len: int, device: torch.device) -> SharedPrefixes:
+    """Rows 0 to ``children`` share their first ``chunks`` chunks, ``piece_len`` rows a piece."""
+    pieces = [(begin, min(begin + piece_len, children), begin, 0, chunks) for begin in range(0, children, piece_len)]
+    return SharedPrefixes(
+        torch.arange(children, dtype=torch.int32, device=device),
+        torch.tensor(pieces, dtype=torch.int32, device=device),
+        torch.full((children,), chunks, dtype=torch.int32, device=device),
+    )
 
 
 PARTS = {

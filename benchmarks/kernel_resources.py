@@ -30,7 +30,7 @@ from phloem.kernels.triton import (
     sampling,
     unpack,
 )
-from phloem.kernels.triton.config import CONFIGS, AttentionConfig, Config, ProductConfig
+from phloem.kernels.triton.config import CONFIGS, AttentionConfig, Config, DrawConfig, ProductConfig
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -150,8 +150,8 @@ def builds(arch: int) -> Iterator[Build]:
         "attention join",
         attention.join_kernel,
         {"part_sums": "*fp32", "part_logs": "*fp32", "out": "*bf16", "own_from": "*i32", "num_splits": "i32"},
-        {"NUM_HEADS": 32, "HEAD_DIM": 128, "PADDED_DIM": 128, "BLOCK_SPLITS": 16, "NUM_OWN": 0},
-        1,
+        {"NUM_HEADS": 32, "HEAD_DIM": 128, "PADDED_DIM": 128, "BLOCK_SPLITS": config.join.block_len, "NUM_OWN": 0},
+        config.join.num_warps,
     )
     for width in (576, 4096):
         block = triton.next_power_of_2(width)
@@ -202,14 +202,14 @@ def builds(arch: int) -> Iterator[Build]:
             name,
             activation.gated_kernel,
             {"x": "*bf16", "y": "*bf16", "width": "i32"},
-            {"GELU": name == "gelu_mul", "BLOCK": config.elementwise_block},
-            config.elementwise_warps,
+            {"GELU": name == "gelu_mul", "BLOCK": config.elementwise.block_len},
+            config.elementwise.num_warps,
             aligned=("width",),
         )
-    yield from logit_builds()
+    yield from logit_builds(config)
 
 
-def sample_builds(name: str, absent: tuple[str, ...]) -> Iterator[Build]:
+def sample_builds(name: str, absent: tuple[str, ...], config: DrawConfig) -> Iterator[Build]:
     """The two kernels of a draw. ``absent``: arguments that are None."""
     types = {
         **dict.fromkeys(("logits", "stats", "maxima", "listed_logits", "logprobs"), "*fp32"),
@@ -222,21 +222,21 @@ def sample_builds(name: str, absent: tuple[str, ...]) -> Iterator[Build]:
         absent = (*absent, "listed_groups", "listed_tokens", "listed_logits")
     scratch = ("listed_groups", "listed_tokens", "listed_logits")
     aligned = ("vocab_size", "logits_stride")
-    part = {**{argument: None for argument in absent if argument not in scratch}, "PART": sampling.PART}
-    yield Build(f"sample part, {name}", sampling.part_kernel, types, part, sampling.PART_WARPS, aligned=aligned)
+    part = {**{argument: None for argument in absent if argument not in scratch}, "PART": config.part_len}
+    yield Build(f"sample part, {name}", sampling.part_kernel, types, part, config.part_warps, aligned=aligned)
     row = {
         **dict.fromkeys(absent),
-        "PART": sampling.PART,
+        "PART": config.part_len,
         "PARTS": 32,
-        "BLOCK": sampling.BLOCK,
-        "PIVOTS": sampling.PIVOTS,
-        "CAPACITY": sampling.CAPACITY,
+        "BLOCK": config.block_len,
+        "PIVOTS": config.num_pivots,
+        "CAPACITY": config.capacity,
     }
-    yield Build(f"sample, {name}", sampling.draw_kernel, types, row, sampling.DRAW_WARPS, aligned=aligned)
+    yield Build(f"sample, {name}", sampling.draw_kernel, types, row, config.row_warps, aligned=aligned)
 
 
-def logit_builds() -> Iterator[Build]:
-    """Builds of the kernels from logits to tokens; every architecture has the same."""
+def logit_builds(config: Config) -> Iterator[Build]:
+    """Builds of the kernels from logits to tokens."""
     yield Build(
         "apply_bitmask",
         edits.apply_bitmask_kernel,
@@ -246,8 +246,8 @@ def logit_builds() -> Iterator[Build]:
             "rows": "*i64",
             **dict.fromkeys(("vocab_size", "num_words", "logits_stride", "mask_stride"), "i32"),
         },
-        {"BLOCK": edits.MASK_BLOCK},
-        edits.MASK_WARPS,
+        {"BLOCK": config.bitmask.block_len},
+        config.bitmask.num_warps,
         aligned=("vocab_size", "logits_stride"),
     )
     for name, absent in (
@@ -257,7 +257,7 @@ def logit_builds() -> Iterator[Build]:
         ("cuts", ("mask", "lines")),
         ("masked cuts", ()),
     ):
-        yield from sample_builds(name, absent)
+        yield from sample_builds(name, absent, config.draw)
     yield Build(
         "logit bias",
         edits.add_bias_kernel,

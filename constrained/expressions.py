@@ -17,6 +17,7 @@ import numpy as np
 from .code_points import ANY, Ranges, clip, intersection
 from .fuel import Fuel
 from .spec import GrammarTooComplex
+from .tables import NUM_PARTS, PART_BITS, Parts, in_parts
 
 Moves = tuple[tuple[int, int, int], ...]  # (lo, hi, to): bytes [lo, hi) lead to an expression
 
@@ -73,14 +74,15 @@ class Expressions:
         self.is_text: list[bool] = []  # known to hold texts of whole UTF-8 characters only
         self.is_plain: list[bool] = []  # made without intersection and complement, so it has a text
         self._edges: list[int] = []  # bit b: the derivatives by bytes b and b - 1 may differ
-        self._ids: dict[tuple, int] = {}
+        self._ids: Parts[tuple, int] = in_parts()
         self._by_ranges: dict[Ranges, int] = {}
-        self._derived: dict[int, int] = {}
+        self._derived: Parts[int, int] = in_parts()
         self._moves: dict[int, Moves] = {}
         self._unions: dict[tuple[int, ...], int] = {}
         self._intersections: dict[tuple[int, ...], int] = {}
         self._alive: dict[int, bool] = {}
         self._shortest: dict[int, int] = {NOTHING: NO_TEXT, EMPTY: 0}
+        self._at_least: dict[int, int] = {}
         self._spreads: dict[int, LengthSpread | None] = {}
         self._length_bounds: dict[int, tuple[int, int, int | None] | None] = {}
         self._num_parts: dict[int, int] = {}
@@ -94,7 +96,8 @@ class Expressions:
         self.endless = self._make(("endless",), False, True, True, 1)  # stands for texts that no token reaches into
 
     def _make(self, node: tuple, nullable: bool, is_text: bool, is_plain: bool, edges: int) -> int:
-        found = self._ids.get(node)
+        ids = self._ids[hash(node) % NUM_PARTS]
+        found = ids.get(node)
         if found is not None:
             return found
         if len(self.nodes) >= self.max_expressions:
@@ -104,7 +107,7 @@ class Expressions:
         self.is_text.append(is_text)
         self.is_plain.append(is_plain)
         self._edges.append(edges | 1)
-        self._ids[node] = len(self.nodes) - 1
+        ids[node] = len(self.nodes) - 1
         return len(self.nodes) - 1
 
     # -- constructors -------------------------------------------------------------------------------------------------
@@ -136,7 +139,7 @@ class Expressions:
         if lo or hi != len(words) or depth:
             words, lo, hi, depth = tuple(w[depth:] for w in words[lo:hi]), 0, hi - lo, 0
         node = ("words", words)
-        found = self._ids.get(node)
+        found = self._ids[hash(node) % NUM_PARTS].get(node)
         if found is not None:
             return found
         edges = 0
@@ -187,8 +190,9 @@ class Expressions:
             return self.bytes_in(low)
         low &= self.available
         node = ("chars", low, high)
-        if node in self._ids:
-            return self._ids[node]
+        found = self._ids[hash(node) % NUM_PARTS].get(node)
+        if found is not None:
+            return found
         edges = (low ^ (low << 1)) & FULL
         for lo, hi, base, shift in UTF8_LEADS:
             for a, b in clip(high, lo, hi):
@@ -510,10 +514,11 @@ class Expressions:
         if expr <= EMPTY:
             return NOTHING
         key = expr << 8 | byte
-        found = self._derived.get(key)
+        derived = self._derived[expr >> PART_BITS]
+        found = derived.get(key)
         if found is None:
             found = self._derive(expr, byte) if self.available >> byte & 1 else NOTHING
-            self._derived[key] = found
+            derived[key] = found
         return found
 
     def _derive(self, expr: int, byte: int) -> int:
@@ -821,6 +826,27 @@ class Expressions:
                     self._search_shortest(expr)
                 return self._shortest.get(expr)
             found = self._shortest[expr] = self._shortest_of_plain(expr)
+        return found
+
+    def at_least(self, expr: int) -> int:
+        """As ``shortest``, or a lower bound where that would need a search."""
+        if self.is_plain[expr] or expr in self._shortest:
+            return self.shortest(expr) or 0
+        found = self._at_least.get(expr)
+        if found is None:
+            node = self.nodes[expr]
+            match node[0]:
+                case "and":
+                    found = max(map(self.at_least, node[1:]))
+                case "or":
+                    found = min(map(self.at_least, node[1:]))
+                case "cat":
+                    found = self.at_least(node[1]) + self.at_least(node[2])
+                case "rep":
+                    found = node[2] * self.at_least(node[1])
+                case _:
+                    found = int(not self.nullable[expr])
+            self._at_least[expr] = found
         return found
 
     def shortest_bytes(self, expr: int, most: int) -> bytes | None:

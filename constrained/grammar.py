@@ -7,6 +7,7 @@ import numpy as np
 
 from .machine import Endings, Machine, Masks, pack
 from .spec import GrammarError, GrammarSpec
+from .tables import PART_BITS
 
 _MASK_TYPE = np.dtype(np.uint32)
 MARGIN = 48  # tokens, and those of the shortest text, that one token may add to what a text needs; see ``Matcher``
@@ -144,7 +145,8 @@ class Matcher:
         The end token's bit is set exactly where the text may end. After the end, or an error, only the end is allowed;
         a grammar found too complex here is such an error.
         """
-        known = self._known.young.get(self._configs[-1])
+        config = self._configs[-1]
+        known = self._known.young[config >> PART_BITS].get(config)
         if known is None or self._finished or self.error is not None or len(self._configs) > self._free_until:
             known = self.mask()
         if row.dtype != _MASK_TYPE:

@@ -561,8 +561,11 @@ class Completions:
         name = partition.name_of(cls)
         if name is None or not plain.needed >> (cls - 1) & 1:
             return context.formulas
-        done = self.properties.has(name)
-        return (self.formulas.conjunction([p for p in self.formulas.positive_clause(formula) or () if p != done]),)
+        following = self.formulas.without(formula, self.properties.has(name))
+        if (partition, following) not in self._plains:
+            needed = plain.needed & ~(1 << (cls - 1))
+            self._plains[partition, following] = Clause(plain.rules, plain.broken, needed, plain.banned)
+        return (following,)
 
 
 def classes_of(names: int) -> list[int]:

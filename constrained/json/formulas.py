@@ -334,6 +334,11 @@ class Formulas:
         node = self.nodes[formula]
         return node[1:] if node[0] == op else (formula,)
 
+    def without(self, formula: int, part: int) -> int:
+        """A conjunction of leaves without one of them."""
+        left = [p for p in self.parts(formula, "and") if p != part]
+        return left[0] if len(left) == 1 else self._make(("and", *left))
+
     def positive_clause(self, formula: int) -> tuple[int, ...] | None:
         """The leaves of a conjunction of leaves without negations; None for any other formula."""
         node = self.nodes[formula]

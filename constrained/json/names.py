@@ -62,9 +62,9 @@ class NameTrie:
             row[QUOTE] = self._ends[self._nodes[n, CLASS] - 1]
 
     def filter(self, names: int, others: bool) -> int:
-        """The frame filter that allows the names whose bits are set; -1, which allows all, if ``others`` may come."""
+        """The frame filter that allows the names whose bits are set; 0, which allows all, if ``others`` may come."""
         if others:
-            return -1
+            return 0
         found = self._filters.get(names)
         if found is None:
             found = self._filters[names] = self.machine.add_filter(self.allowed(names))

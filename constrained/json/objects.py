@@ -125,7 +125,8 @@ class Objects:
         inner = values.layout_of(must, layout)
 
         def fill(row: np.ndarray) -> None:
-            row[ord(":")] = values.value(must, observed, layout=inner, space=inner.after_colon)
+            state = row[ord(":")] = values.value(must, observed, layout=inner, space=inner.after_colon)
+            machine.row(state)  # a walk that gets here looks at it next, and would ask for it
 
         key = ("colon", inner, must, observed)  # the same in every object; what differs is the frame
         return machine.push(frame, machine.state(key, lambda: machine.add_state(fill, space=inner.before_mark)))
@@ -139,7 +140,8 @@ class Objects:
 
         def fill(row: np.ndarray) -> None:
             if self._begin_name(following, layout):
-                row[ord(",")] = self._before_name(following, layout, layout.after_comma)
+                state = row[ord(",")] = self._before_name(following, layout, layout.after_comma)
+                machine.row(state)  # a walk that gets here looks at it next, and would ask for it
             if self.properties.ends(formulas[0]):
                 values.layouts.close(row, layout, ord("}"), self._result(following))
 

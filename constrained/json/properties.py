@@ -22,6 +22,7 @@ from .formulas import FALSE, TRUE, Leaf
 from .inner_values import InnerValues
 
 MAX_PATTERNS = 40
+ASKS_FOR_MORE = ("has", "minp")  # leaves that an object's end leaves unfulfilled
 MAX_CLASSES = 64  # of names, by the patterns that they match
 
 
@@ -306,5 +307,10 @@ class Properties:
         """Whether an object that ends here satisfies the formula."""
         found = self._ends.get(formula)
         if found is None:
-            found = self._ends[formula] = self.formulas.holds(formula, lambda leaf: leaf[0] not in ("has", "minp"))
+            nodes, plain = self.formulas.nodes, self.formulas.positive_clause(formula)
+            if plain is not None:
+                found = not any(nodes[p][1][0] in ASKS_FOR_MORE for p in plain)
+            else:
+                found = self.formulas.holds(formula, lambda leaf: leaf[0] not in ASKS_FOR_MORE)
+            self._ends[formula] = found
         return found

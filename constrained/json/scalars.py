@@ -17,6 +17,7 @@ from ..code_points import ANY, Ranges, intersection
 from ..expressions import NO_TEXT, NOTHING, Expressions
 from ..machine import DEAD_STATE, MAX_NEED, UNBOUNDED, Fill, Machine, Recent
 from ..prefixes import TokenReach, contains_all_texts_of
+from ..tables import PART_BITS
 from ..token_parts import SHORT_TOKEN
 from .names import name_nodes, trie_moves
 from .text_automaton import Condition, TextParts, Unsuitable, leading_on, moves_between, reached
@@ -238,7 +239,7 @@ class Scalars:
             return moves_between(after, numbers, codes, quotes, backslashes)
 
         first = machine.add_sparse_states(len(numbers), moves_of, DEAD_STATE)
-        machine.recurring.update(range(first, first + len(numbers)))
+        machine.recurring[first : first + len(numbers)] = bytes([1]) * len(numbers)
         machine.inside_string[first : first + len(numbers)] = np.where(is_all, self.key_text, 0)
         return first
 
@@ -312,6 +313,8 @@ class Scalars:
             )
             if is_base:
                 machine.inside_string[state] = state
+            if not spelling.counted:
+                machine.strings[state >> PART_BITS][state] = exprs[0]
             machine.settle_later(state, partial(self._settle, exprs, spelling, state))
             return state
 

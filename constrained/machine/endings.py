@@ -22,6 +22,7 @@ import numba as nb
 import numpy as np
 
 from ..spec import GrammarTooComplex
+from ..tables import PART_BITS
 from . import walk
 from .machine import MASK_WORK
 from .masks import Masks
@@ -41,13 +42,14 @@ COSTS_KEPT = 64  # configurations whose costs are kept for each token
 _ITEM_ENDS = frozenset(b",]")
 _ITEM_BEGINS = re.compile(rb"[\[,]")
 ACCEPTED = -1  # the result where the whole text may end
-# A node of a search: bytes, of a counted string also those to come at least, the word so far, the kind, and by kind
+# A node of a search: bytes, in a string also those to come at least, those so far, negated, the word so far, the kind,
+# and by kind
 #   _AT: state, aux, the frame of the name under way (0: none)      _ENDED: result, 0, 0
 #   _INSIDE: state, frame, the bytes still to come at least; before a value that is stepped over
 # Words are kept inverted, so that of equally short ones the one with the higher bytes comes first: "]" before "0".
 _AT, _INSIDE, _ENDED = range(3)
 _INVERTED = bytes(range(255, -1, -1))
-_Node = tuple[int, bytes, int, int, int, int]
+_Node = tuple[int, int, bytes, int, int, int, int]
 
 
 class ShortEnding(NamedTuple):
@@ -413,10 +415,12 @@ class Endings:
         base = machine.stack(barrier, 0)
         leaves: dict[int, Leave] = {}
         seen: dict[tuple[int, int, int], bytes] = {}  # the way to each place
-        counted, low = machine.counted_states, int(machine.arrays[walk.FRAME_LOW][barrier])
-        queue: list[_Node] = [(0, b"", _AT, state, aux, within)]
+        counted, left = machine.counted, machine.arrays[walk.CHARS_LEFT]
+        low = int(machine.arrays[walk.FRAME_LOW][barrier])
+        expressions = machine.expressions
+        queue: list[_Node] = [(0, 0, b"", _AT, state, aux, within)]
         while queue:
-            length, word, kind, a, b, c = heapq.heappop(queue)
+            length, _, word, kind, a, b, c = heapq.heappop(queue)
             if length > limit:
                 break
             if kind == _ENDED:
@@ -436,29 +440,33 @@ class Endings:
             known = levels.get((a, b, c, barrier, False)) if not decides else None
             if known is not None and known.leaves:
                 leave = known.leaves[0]
-                heapq.heappush(queue, (length + leave.length, word + leave.word, _ENDED, leave.result, 0, 0))
+                heapq.heappush(queue, _node(length + leave.length, word + leave.word, _ENDED, leave.result, 0, 0))
                 continue
             if leaves and len(seen) > MAX_STEPS_FOR_FEW:
                 break
             self._count_steps(1)
             if a in machine.accepting:
-                heapq.heappush(queue, (length, word, _ENDED, ACCEPTED, 0, 0))
+                heapq.heappush(queue, _node(length, word, _ENDED, ACCEPTED, 0, 0))
             if not c and machine.result_of(a) >= 0:
-                heapq.heappush(queue, (length, word, _ENDED, machine.result_of(a), 0, 0))
+                heapq.heappush(queue, _node(length, word, _ENDED, machine.result_of(a), 0, 0))
             steps = self._steps_from(a, b, machine.stack(c, base) if c else base)
             plain = [step for step in steps if step[1] != walk.NEXT_STATE or step[2] not in machine.detours]
             for byte, step, to, more in plain or steps:
                 further = word + _INVERTED[byte : byte + 1]
                 if step == walk.NEXT_STATE:
-                    # Of a counted string, the characters that are missing, of one byte at least, and the quote.
-                    least = max(low - more, 0) + 1 if to in counted else 0
-                    heapq.heappush(queue, (length + 1 + least, further, _AT, to, more, c))
+                    # Of a string, the characters that are missing, of one byte at least, and the quote.
+                    if counted[to]:
+                        least = max(low - more, int(left[to])) + 1
+                    else:
+                        language = machine.strings[to >> PART_BITS].get(to)
+                        least = 0 if language is None else expressions.at_least(language) + 1
+                    heapq.heappush(queue, _node(length + 1 + least, further, _AT, to, more, c))
                 elif step == walk.LEFT:
-                    heapq.heappush(queue, (length + 1, further, _ENDED, to, 0, 0))
+                    heapq.heappush(queue, _node(length + 1, further, _ENDED, to, 0, 0))
                 elif step == walk.PUSHED and more in machine.closings:
                     self._begin_name(queue, further, to, more, base)
                 else:
-                    heapq.heappush(queue, (length + 2, further, _INSIDE, to, more, 1))
+                    heapq.heappush(queue, _node(length + 2, further, _INSIDE, to, more, 1))
         if leaves and not decides:  # what is shortest from the beginning is shortest from each place on its way
             (leave,) = leaves.values()
             for place, before in seen.items():
@@ -475,9 +483,9 @@ class Endings:
         name, to, above = chosen
         word += name
         if name:
-            heapq.heappush(queue, (len(word) + 1, word, _INSIDE, to, above, 1))
+            heapq.heappush(queue, _node(len(word) + 1, word, _INSIDE, to, above, 1))
         else:
-            heapq.heappush(queue, (len(word), word, _AT, state, 0, frame))
+            heapq.heappush(queue, _node(len(word), word, _AT, state, 0, frame))
 
     def _choose_name(self, state: int, frame: int, base: int) -> tuple[bytes, int, int]:
         """The chosen name, inverted, and the state and the frame behind it; b"" if none is chosen."""
@@ -502,20 +510,20 @@ class Endings:
         room = min(limit - length, max(FEW, 2 * bound))
         leaves = self._leaves(state, 0, 0, frame, room).leaves
         if not leaves and room < limit - length:
-            heapq.heappush(queue, (length + room + 1, word, _INSIDE, state, frame, room + 1))
+            heapq.heappush(queue, _node(length + room + 1, word, _INSIDE, state, frame, room + 1))
         for leave in leaves:
             total, whole = length + leave.length, word + leave.word
             if leave.result == ACCEPTED:
-                heapq.heappush(queue, (total, whole, _ENDED, ACCEPTED, 0, 0))
+                heapq.heappush(queue, _node(total, whole, _ENDED, ACCEPTED, 0, 0))
                 continue
             to = machine.after(frame, leave.result)
             if to >= PUSH:
                 above, to = machine.action(to)
-                heapq.heappush(queue, (total + 1, whole, _INSIDE, to, above, 1))
+                heapq.heappush(queue, _node(total + 1, whole, _INSIDE, to, above, 1))
             elif to and machine.arrays[walk.FINAL][to]:
-                heapq.heappush(queue, (total, whole, _ENDED, machine.result_of(to), 0, 0))
+                heapq.heappush(queue, _node(total, whole, _ENDED, machine.result_of(to), 0, 0))
             elif to:
-                heapq.heappush(queue, (total, whole, _AT, to, 0, 0))
+                heapq.heappush(queue, _node(total, whole, _AT, to, 0, 0))
 
     def _steps_from(self, state: int, aux: int, stack: int, byte: int = -1) -> list[list[int]]:
         """The steps by any byte, or by one; see ``walk.steps_from``."""
@@ -527,6 +535,11 @@ class Endings:
             if count >= 0:
                 return self._steps[:count].tolist()
             machine.supply(-1 - count)
+
+
+def _node(length: int, word: bytes, kind: int, a: int, b: int, c: int) -> _Node:
+    """Of nodes of equal length the one with more bytes so far comes first: it is nearer to its end."""
+    return length, -len(word), word, kind, a, b, c
 
 
 def pack(allowed: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ from ..expressions import NOTHING, Expressions
 from ..fuel import Fuel
 from ..prefixes import TokenReach
 from ..spec import GrammarError, GrammarTooComplex, grammar_error
+from ..tables import NUM_PARTS, PART_BITS, Parts, in_parts
 from ..vocabulary import Vocabulary
 from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
@@ -78,17 +79,19 @@ class Machine:
         self.num_sparse_states = 0
         self._end = 0  # the numbers below it are those of states, or ready
         self._ready: list[int] = []  # the numbers of the next states, last one first; their rows have pages
-        self._fills: list[Fill | _NumberedFill | None] = []
+        self._fills: Parts[int, Fill | _NumberedFill] = in_parts()
         self.lazy: dict[int, LazyState] = {}
-        self._states: dict[Hashable, int] = {}
+        self._states: Parts[Hashable, int] = in_parts()
         self._frames: dict[Hashable, int] = {}
         self._returns: list[Returns] = []
-        self._actions: dict[tuple[int, int], int] = {}
+        self._actions: Parts[int, int] = in_parts()
+        self._num_actions = 0
         self._filters: dict[bytes, int] = {}
-        self._num_filter_bytes = 0
+        self._num_filter_bytes = 1  # 0 stands for no filter
         self.accepting: set[int] = set()
         self._end_states = np.zeros(0, np.int32)
         self.texts: dict[int, int] = {}  # by state; see ``text``
+        self.strings: Parts[int, int] = in_parts()  # by state inside a string: the language of the rest
 
         self.control = np.zeros(walk.CONTROL_SIZE, dtype=np.int64)
         self._control = self.control.data
@@ -117,22 +120,22 @@ class Machine:
         self._codes = self._rows.data  # Python reads single entries faster from it
         self._fresh: list[np.ndarray] = []  # rows of zeros, for fills to write to
         self.set_array(walk.DELTA, self._rows)
-        self.set_array(walk.ACT_FRAME, np.zeros(256, np.int32))
-        self.set_array(walk.ACT_STATE, np.zeros(256, np.int32))
-        self.set_array(walk.FRAME_FILTER, np.full(256, -1, np.int64))
-        self.set_array(walk.FRAME_LOW, np.zeros(256, np.int64))
-        self.set_array(walk.FRAME_HIGH, np.zeros(256, np.int64))
+        for slot in (walk.ACT_FRAME, walk.ACT_STATE):
+            self.set_array(slot, untouched((max_states,), np.int32))
+        for slot in (walk.FRAME_FILTER, walk.FRAME_LOW, walk.FRAME_HIGH):  # filter 0 stands for none
+            self.set_array(slot, untouched((max_states,), np.int64))
         self.set_array(walk.FILTERS, np.zeros(4096, np.uint8))
         self.set_array(walk.SPARSE, np.zeros((64, 4), np.int64))
         self._sparse: list[tuple[np.ndarray, np.ndarray]] = []  # whose addresses are in SPARSE
         for size in (2, 1 << 16):  # grown once here, so that its compiled function is loaded, which takes milliseconds
             self._resize_hash(size)
-        self._afters: dict[int, int] = {}  # the same entries as the hash table, for Python
+        self._afters: Parts[int, int] = in_parts()  # the same entries as the hash table, for Python
+        self._num_afters = 0
         self.set_array(walk.SPACE_DELTA, space_automaton())
         self.set_array(walk.SPACE_CLASS, space_classes())
         self.inside_string = np.zeros(self.hard_limit, np.int32)  # by state; see ``add_state``
-        self.recurring: set[int] = set()
-        self.counted_states: set[int] = set()
+        self.recurring = bytearray(self.hard_limit)  # 1 for states that recur
+        self.counted = self.arrays[walk.COUNTED].data
         self.twins: dict[int, Callable[[], int]] = {}
         self.owed: dict[int, int] = {}  # of states with a twin; see ``set_twin``
         self.stand_ins: dict[int, StandIns] = {}
@@ -185,11 +188,11 @@ class Machine:
         self.arrays[slot] = array
         self.control[slot] = array.ctypes.data
 
-    def _grow(self, slot: int, needed: int, fill: int = 0) -> None:
+    def _grow(self, slot: int, needed: int) -> None:
         old = self.arrays[slot]
         if needed <= len(old):
             return
-        new = np.full((max(needed, 2 * len(old)), *old.shape[1:]), fill, old.dtype)
+        new = np.zeros((max(needed, 2 * len(old)), *old.shape[1:]), old.dtype)
         new[: len(old)] = old
         self.set_array(slot, new)
 
@@ -233,10 +236,11 @@ class Machine:
             if not self._ready:
                 raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
         state = self._ready.pop()
-        self._fills[state] = fill
         arrays = self.arrays
         if fill is None:
             arrays[walk.DELTA][state] = walk.REFUSED
+        else:
+            self._fills[state >> PART_BITS][state] = fill
         if ends >= 0:
             arrays[walk.ENDS][state] = ends + 1
         if final:
@@ -249,8 +253,7 @@ class Machine:
             arrays[walk.COUNTED][state] = counted
             arrays[walk.CHARS_LEFT][state] = left
             arrays[walk.PADDING][state] = padding
-            self.counted_states.add(state)
-            self.recurring.add(state)
+            self.recurring[state] = 1
         if accepting:
             self.accepting.add(state)
             arrays[walk.ACCEPTING][state] = 1
@@ -261,7 +264,7 @@ class Machine:
         if inside_string:
             self.inside_string[state] = inside_string
         if recurs:
-            self.recurring.add(state)
+            self.recurring[state] = 1
         if step is not None:
             self._steps[state] = step
             arrays[walk.LAZY][state] = 1
@@ -273,7 +276,6 @@ class Machine:
         first, more = self._end, min(count - len(self._ready), self.hard_limit - self._end)
         if more > 0:
             self._end += more
-            self._fills += [None] * more
             self._ready = [*range(self._end - 1, first - 1, -1), *self._ready]
             touch(self._rows, first, self._end)
 
@@ -288,7 +290,10 @@ class Machine:
         if first + count > self.hard_limit:
             raise GrammarTooComplex(f"the grammar needs more than {self.hard_limit:,} automaton states")
         self._end += count
-        self._fills += [None if fill is None else _NumberedFill(fill)] * count
+        if fill is not None:
+            numbered = _NumberedFill(fill)
+            for state in range(first, first + count):
+                self._fills[state >> PART_BITS][state] = numbered
         self.arrays[walk.LOCAL][first : first + count] = np.arange(1, count + 1)
         if inside_string:
             self.inside_string[first : first + count] = inside_string
@@ -336,7 +341,7 @@ class Machine:
         Within a counted string, ``owed`` characters more than for the twin have to follow each token.
         """
         self.twins[state] = twin
-        self.recurring.add(state)
+        self.recurring[state] = 1
         if owed:
             self.owed[state] = owed
 
@@ -351,7 +356,7 @@ class Machine:
         made from the first pair that agrees.
         """
         self.stand_ins[state] = stand_ins
-        self.recurring.add(state)
+        self.recurring[state] = 1
 
     def add_lazy_state(self, lazy: LazyState) -> int:
         state = self.add_state(_no_row)
@@ -361,9 +366,10 @@ class Machine:
 
     def state(self, key: Hashable, make: Callable[[], int]) -> int:
         """The state of ``key``; ``make`` makes it the first time."""
-        found = self._states.get(key)
+        states = self._states[hash(key) % NUM_PARTS]
+        found = states.get(key)
         if found is None:
-            found = self._states[key] = make()
+            found = states[key] = make()
         return found
 
     def add_frame(
@@ -372,7 +378,7 @@ class Machine:
         *,
         low: int = 0,
         high: int = 0,
-        filter_at: int = -1,
+        filter_at: int = 0,
         reader: ItemReader | None = None,
         closing: Callable[[], bytes] | None = None,
         decides: bool = False,
@@ -395,10 +401,10 @@ class Machine:
             self.deciding.add(frame)
         arrays = self.arrays
         if frame >= len(arrays[walk.FRAME_FILTER]):
-            self._grow(walk.FRAME_FILTER, frame + 1, -1)
+            self._grow(walk.FRAME_FILTER, frame + 1)
             self._grow(walk.FRAME_LOW, frame + 1)
             self._grow(walk.FRAME_HIGH, frame + 1)
-        if filter_at >= 0:
+        if filter_at:
             arrays[walk.FRAME_FILTER][frame] = filter_at
         if low or high:
             arrays[walk.FRAME_LOW][frame] = low
@@ -415,9 +421,11 @@ class Machine:
         """The row code that pushes ``frame`` and goes to ``state``."""
         if state == DEAD_STATE:
             return 0
-        action = self._actions.get((frame, state))
+        actions, key = self._actions[frame >> PART_BITS], frame << 32 | state
+        action = actions.get(key)
         if action is None:
-            action = self._actions[(frame, state)] = len(self._actions)
+            action = actions[key] = self._num_actions
+            self._num_actions += 1
             arrays = self.arrays
             if action >= len(arrays[walk.ACT_FRAME]):
                 self._grow(walk.ACT_FRAME, action + 1)
@@ -444,7 +452,7 @@ class Machine:
     def row(self, state: int) -> np.ndarray:
         """The 256 codes of a state; made the first time."""
         row: np.ndarray = self._rows[state]
-        fill = self._fills[state]
+        fill = self._fills[state >> PART_BITS].get(state)
         if fill is None:
             if self.arrays[walk.SPARSE_OF][state] > 0:
                 walk.fill_sparse(self.control, state)
@@ -498,12 +506,13 @@ class Machine:
 
     def after(self, frame: int, result: int) -> int:
         """``returns(result)`` of ``frame``, remembered: a state, or a push that replaces the frame."""
-        key = frame << 32 | result
-        found = self._afters.get(key)
+        afters, key = self._afters[frame >> PART_BITS], frame << 32 | result
+        found = afters.get(key)
         if found is None:
-            found = self._afters[key] = self._returns[frame](result)
-            if 2 * len(self._afters) > self._hash_size:
-                self._resize_hash(4 * self._hash_size)
+            found = afters[key] = self._returns[frame](result)
+            self._num_afters += 1
+            if 2 * self._num_afters > self._hash_size:
+                self._resize_hash(2 * self._hash_size)
             walk.set_after(self.control, key, found)
         return found
 

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..spec import GrammarError, grammar_error
+from ..tables import PART_BITS
 from ..token_parts import SHORT_TOKEN, parts_of
 from . import walk
 from .lazy_masks import LazyMasks
 from .machine import MASK_WORK, Machine
-from .recent import Recent
+from .recent import Recent, RecentByNumber
 from .repeats import Repeats
 from .trie_walker import TrieWalker
 from .walk import MAX_NEED, UNBOUNDED
@@ -59,7 +60,7 @@ class Masks:
         self.machine = machine
         vocabulary = self.vocabulary = machine.vocabulary
         capacity = max(64, max_bytes // (16 * vocabulary.num_words))
-        self.known: Recent[int, np.ndarray] = Recent(16 * capacity)  # configuration -> a kept mask
+        self.known: RecentByNumber[np.ndarray] = RecentByNumber(16 * capacity)  # configuration -> a kept mask
         self.inner: Recent[tuple[int, int, int], _Inner] = Recent(capacity)
         self._counted: Recent[tuple[int, int, int], _Inner] = Recent(max(16, capacity // 16))  # with ``needs``
         self._short: Recent[tuple[int, int, int], _Inner] = Recent(capacity)  # of short tokens alone
@@ -69,7 +70,7 @@ class Masks:
         self._only: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
         self._inside: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._counting_barrier = self._barrier(-1, 0, UNBOUNDED - 1)  # under it, every character is counted
+        self._counting_barrier = self._barrier(0, 0, UNBOUNDED - 1)  # under it, every character is counted
         self.walker = TrieWalker(machine, num_kept=capacity)
         self.kept = self.walker.kept
         tries = () if self._parts is None else (self._parts.short, self._parts.long)
@@ -89,13 +90,14 @@ class Masks:
         Configurations with equal masks share one array. Raises GrammarError where a mask takes too much work; then it
         does so at once when asked again.
         """
-        found = self.known.young.get(config)
+        part = config >> PART_BITS
+        found = self.known.young[part].get(config)
         if found is None:
             failed = self._failed.get(config)
             if failed is not None:
                 raise failed.twin()
             with self.machine.lock:
-                found = self.known.old.get(config)
+                found = self.known.old[part].get(config)
                 try:
                     with self.machine.fuel.at_most(MASK_WORK):
                         found = self._make(config) if found is None else self._keep(found)
@@ -155,13 +157,13 @@ class Masks:
     def _plain(self, state: int, aux: int, stack: int) -> np.ndarray:
         """The mask as if items might repeat."""
         machine, walker = self.machine, self.walker
-        if state in machine.recurring:
+        if machine.recurring[state]:
             kept = self._behind(state, aux, stack)
         elif state in machine.lazy:
             return self._lazy(state, aux, stack)
         else:
             beside = int(machine.inside_string[state])
-            if beside and machine.arrays[walk.FRAME_FILTER][machine.stack_frames[stack]] < 0:
+            if beside and machine.arrays[walk.FRAME_FILTER][machine.stack_frames[stack]] == 0:
                 if machine.item_readers:
                     base = self._plain(beside, 0, stack)
                 else:
@@ -178,7 +180,7 @@ class Masks:
 
     def _keep_in_new_memory(self, row: np.ndarray) -> np.ndarray:
         """Forget the masks that were not asked for since this happened last."""
-        self.known.old, self.known.young = self.known.young, {}
+        self.known.age()
         self.kept.clear()
         return self._keep(row)
 
@@ -231,7 +233,7 @@ class Masks:
         )
 
     def _inner_of(self, state: int, aux: int, stack: int) -> _Inner:
-        if state in self.machine.counted_states:
+        if self.machine.counted[state]:
             return self._inner_at(state, 0, self._counting_barrier, self._counted)
         return self._inner_at(state, aux, self.barrier_of(self.machine.stack_frames[stack]), self.inner)
 
@@ -315,7 +317,7 @@ class Masks:
         if not base:
             return None
         filter_at = int(machine.arrays[walk.FRAME_FILTER][frame])
-        if filter_at >= 0 and not machine.arrays[walk.FILTERS][filter_at]:
+        if filter_at and not machine.arrays[walk.FILTERS][filter_at]:
             return None
         return self._inside_tokens(base)
 

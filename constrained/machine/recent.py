@@ -2,6 +2,8 @@
 
 from typing import Generic, TypeVar
 
+from ..tables import PART_BITS, Parts, in_parts
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -31,3 +33,36 @@ class Recent(Generic[Key, Value]):
         if len(self.young) >= self.capacity:
             self.old, self.young = self.young, {}
         self.young[key] = value
+
+
+class RecentByNumber(Generic[Value]):
+    """As ``Recent``, for keys that are numbers from 0 on, in parts (``tables``)."""
+
+    __slots__ = ("_num_young", "capacity", "old", "young")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.young: Parts[int, Value] = in_parts()
+        self.old: Parts[int, Value] = in_parts()
+        self._num_young = 0
+
+    def get(self, number: int) -> Value | None:
+        part = number >> PART_BITS
+        found = self.young[part].get(number)
+        if found is None:
+            found = self.old[part].get(number)
+            if found is not None:
+                self.put(number, found)
+        return found
+
+    def put(self, number: int, value: Value) -> None:
+        if self._num_young >= self.capacity:
+            self.age()
+        part = self.young[number >> PART_BITS]
+        self._num_young -= len(part)
+        part[number] = value
+        self._num_young += len(part)
+
+    def age(self) -> None:
+        """Drop the old entries; the young ones are then the old ones."""
+        self.old, self.young, self._num_young = self.young, in_parts(), 0

@@ -90,7 +90,7 @@ class Repeats:
         """The tokens that may open an array and end its first item."""
         machine, crossing = self.machine, self._crossing
         assert crossing is not None
-        is_in_string = bool(machine.inside_string[state]) or state in machine.counted_states
+        is_in_string = bool(machine.inside_string[state] or machine.counted[state])
         return crossing.whole_after_quote if is_in_string else crossing.whole
 
     def _wrong(self, config: int, tokens: np.ndarray) -> np.ndarray:
@@ -200,7 +200,7 @@ class Repeats:
         state, aux, stack, _ = machine.place(config)
         if state in machine.lazy:
             return b""
-        if state in machine.counted_states:
+        if machine.counted[state]:
             high = int(machine.arrays[walk.FRAME_HIGH][machine.stack_frames[stack]])
             if high - aux <= machine.vocabulary.trie.max_depth:
                 return b""

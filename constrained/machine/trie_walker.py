@@ -58,6 +58,9 @@ class TrieWalker:
         self.behind(self.whole, nothing, exits, 0, 0, DEAD_STATE, 0, 0)
         self.beside(nothing, DEAD_STATE, DEAD_STATE, 0)
         self.keep(nothing)
+        walk.mask_again(self.machine.control, self.whole, 0, DEAD_STATE, 0, 0)
+        walk.keep_mask(self.machine.control, DEAD_STATE, 0, 0)
+        walk.allow_tokens(nothing, np.zeros(0, np.int32))
         walk.largest_need(np.zeros(1, np.uint16))
 
     def addresses(self, trie: Trie) -> np.ndarray:
@@ -67,7 +70,13 @@ class TrieWalker:
         out[: len(nodes)] = [array.ctypes.data for array in nodes]
         out[walk.T_NODES] = trie.num_nodes
         out[walk.T_TOKENS] = len(trie.token_order)
-        kept = nodes
+        first_nodes = [0] if trie.num_nodes else []
+        while first_nodes and trie.node_end[first_nodes[-1]] < trie.num_nodes:
+            first_nodes.append(int(trie.node_end[first_nodes[-1]]))
+        firsts = np.array(first_nodes, np.int32), trie.node_byte[first_nodes]
+        out[walk.T_FIRST_NODES], out[walk.T_FIRST_BYTES] = (array.ctypes.data for array in firsts)
+        out[walk.T_NUM_FIRST] = len(first_nodes)
+        kept = nodes + firsts
         if self.has_slices:
             slices = text_slices(*nodes, self.vocabulary.has_byte)
             for slot, array in zip(

@@ -44,8 +44,9 @@ SP_FIRST, SP_BASE, SP_BEGINS, SP_MOVES = range(4)
 (
     T_BYTE, T_DEPTH, T_END, T_FIRST, T_COUNT, T_ORDER, T_NODES,
     T_INSIDE, T_COVERED, T_COVERED_BEFORE, T_BOUNDARIES, T_BOUNDARIES_BEFORE, T_TOKENS,
-) = range(13)  # fmt: skip
-TRIE_SIZE = 13
+    T_FIRST_NODES, T_FIRST_BYTES, T_NUM_FIRST,
+) = range(16)  # fmt: skip
+TRIE_SIZE = 16
 
 SHORT_OF_REGIONS, SHORT_OF_EXITS, SHORT_OF_NOTES = -1, -2, -3  # the buffer that is full
 SHORT_OF_RETURNS = -4  # what frames return is missing
@@ -265,7 +266,7 @@ def _transition(control, s, aux, k, byte):
         else:
             s = np.int64(to)
     filter_at = _i64(control[FRAME_FILTER])[stack_frame[k]]
-    if filter_at >= 0 and _u8(control[FILTERS])[filter_at + _i32(control[LOCAL])[s]] == 0:
+    if filter_at > 0 and _u8(control[FILTERS])[filter_at + _i32(control[LOCAL])[s]] == 0:
         return DEAD, s, aux, k
     return OK, s, aux, k
 
@@ -433,6 +434,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
       ``NOTED``: inner nodes that lead to an accepting state, unless ``NUM_NOTED`` is negative.
     Returns the numbers of regions and of missing entries. If a buffer is full, the first is ``SHORT_OF_...``.
 
+    The nodes of first bytes lie far apart: of the whole trie only those are looked at whose byte the row takes.
     A state that loops (``LOOPS``) stays the same while text goes on within a string. Below a node that only text leads
     to, all tokens of nothing but text are allowed at once, and the walk continues at the nodes where text stops.
     """
@@ -448,6 +450,9 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     covered_before = _i32(trie[T_COVERED_BEFORE])
     boundaries = _i32(trie[T_BOUNDARIES])
     boundaries_before = _i32(trie[T_BOUNDARIES_BEFORE])
+    first_nodes = _i32(trie[T_FIRST_NODES])
+    first_bytes = _u8(trie[T_FIRST_BYTES])
+    space_class = _u8(control[SPACE_CLASS])
     delta = _i32(control[DELTA])
     sparse_of = _i32(control[SPARSE_OF])
     state_ends = _i32(control[ENDS])
@@ -460,7 +465,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     frame_high = _i64(control[FRAME_HIGH])
     filters = _u8(control[FILTERS])
     local = _i32(control[LOCAL])
-    known_stack, filter_at, low, high = np.int64(-1), np.int64(-1), np.int64(0), np.int64(0)
+    known_stack, filter_at, low, high = np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
     accepting = _u8(control[ACCEPTING])
     noted = _i64(control[NOTED])
     num_noted = control[NUM_NOTED]
@@ -494,6 +499,8 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
         # In a text slice: the next boundary, the last one, the end of the boundary being walked, the end of the slice.
         boundary, last_boundary, boundary_end, slice_end = np.int64(-1), np.int64(-1), np.int64(0), np.int64(0)
         slice_state, slice_aux, slice_stack = np.int64(0), np.int64(0), np.int64(0)
+        next_first = np.int64(0) if node < 0 else np.int64(-1)  # of the whole trie, the first bytes still to come
+        next_end = np.int64(0)  # where the subtree of the one before ends
         while at < end:
             if boundary >= 0 and at >= boundary_end:
                 if boundary == last_boundary:
@@ -507,6 +514,22 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                 state_at[d - 1] = slice_state
                 aux_at[d - 1] = slice_aux
                 stack_at[d - 1] = slice_stack
+            if next_first >= 0 and at >= next_end and boundary < 0:
+                s = state_at[0]
+                if sparse_of[s] > 0:
+                    fill_sparse(control, s)
+                while next_first < trie[T_NUM_FIRST]:
+                    byte = np.int64(first_bytes[next_first])
+                    if delta[s * 256 + byte] != REFUSED:
+                        break
+                    if counted[s] == 0 and (state_ends[s] != 0 or (space[s] != 0 and space_class[byte] != 0)):
+                        break
+                    next_first += 1
+                if next_first == trie[T_NUM_FIRST]:
+                    break
+                at = np.int64(first_nodes[next_first])
+                next_first += 1
+                next_end = np.int64(first_nodes[next_first]) if next_first < trie[T_NUM_FIRST] else end
             d = np.int64(depths[at])
             s = state_at[d - 1]
             k = stack_at[d - 1]
@@ -521,7 +544,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
                 low, high = frame_low[stack_frame[k]], frame_high[stack_frame[k]]
             # Most steps stay within one lexeme and need the row alone; _transition handles the rest.
             if counted[s] != 0:
-                if filter_at < 0 and 0 < code < PUSH and counted[code] != 0 and space[s] == 0:
+                if filter_at == 0 and 0 < code < PUSH and counted[code] != 0 and space[s] == 0:
                     aux = aux_at[d - 1]
                     s = code
                     if counted[s] == 1 and (aux < low or high < UNBOUNDED):
@@ -534,7 +557,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
             elif space[s] != 0:
                 status, s, aux, k = _transition(control, s, aux_at[d - 1], k, byte)
             elif 0 < code < PUSH and final[code] == 0:
-                status = OK if filter_at < 0 or filters[filter_at + local[code]] != 0 else DEAD
+                status = OK if filter_at == 0 or filters[filter_at + local[code]] != 0 else DEAD
                 s = code
             elif code == REFUSED and state_ends[s] == 0:
                 status = DEAD
@@ -739,8 +762,27 @@ def mask_beside(control, trie, state, beside, stack):
     pending, out = _regions(control[PENDING], room), _regions(control[OUT], room)
     state_at[0], beside_at[0] = state, beside
     num_regions = np.int64(0)
+    first_nodes, first_bytes = _i32(trie[T_FIRST_NODES]), _u8(trie[T_FIRST_BYTES])
+    next_first, next_end = np.int64(0), np.int64(0)
+    for place in (state, beside):
+        if sparse_of[place] > 0:
+            fill_sparse(control, place)
     at = np.int64(0)
     while at < num_nodes:
+        if at >= next_end:  # the nodes of first bytes lie far apart
+            while next_first < trie[T_NUM_FIRST]:
+                byte = np.int64(first_bytes[next_first])
+                code = delta[state * 256 + byte]
+                if code != delta[beside * 256 + byte]:
+                    break
+                if code <= 0 and (code != REFUSED or state_ends[state] != 0 or state_ends[beside] != 0):
+                    break
+                next_first += 1
+            if next_first == trie[T_NUM_FIRST]:
+                break
+            at = np.int64(first_nodes[next_first])
+            next_first += 1
+            next_end = np.int64(first_nodes[next_first]) if next_first < trie[T_NUM_FIRST] else num_nodes
         d = np.int64(depths[at])
         s, t = state_at[d - 1], beside_at[d - 1]
         for place in (s, t):

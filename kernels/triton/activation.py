@@ -39,8 +39,8 @@ def _gated(x: Tensor, *, gelu: bool) -> Tensor:
     width = x.shape[-1] // 2
     y = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
     if y.numel():
-        config = config_of(x.device)
-        block = min(config.elementwise_block, triton.next_power_of_2(width))
+        config = config_of(x.device).elementwise
+        block = min(config.block_len, triton.next_power_of_2(width))
         grid = (y.numel() // width, triton.cdiv(width, block))
-        gated_kernel[grid](x, y, width, GELU=gelu, BLOCK=block, num_warps=config.elementwise_warps)
+        gated_kernel[grid](x, y, width, GELU=gelu, BLOCK=block, num_warps=config.num_warps)
     return y

@@ -17,12 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ..shared import PIECE_FIELDS, SharedPrefixes, Sharing
-from .config import AttentionConfig, Config, config_of
-from .fp8 import factor_of_fp8, has_fp8
+from .config import AttentionConfig, BlockConfig, Config, config_of
+from .fp8 import as_bytes, factor_of_fp8, has_fp8
 
 FIELDS = tl.constexpr(PIECE_FIELDS)
-PROGRAMS = 512  # that a launch needs to keep a large device busy, about
-WIDE = 256  # a head of more dimensions takes blocks of its own, as latent attention's of 576
+WIDE = 256  # heads of more dimensions have blocks of their own, e.g. latent attention's 576
 
 
 @triton.jit
@@ -175,8 +174,8 @@ def attention_kernel(
     | k_cache, v_cache                       | [slots, Hkv, D], or bytes of fp8                  | always          |
     | slot_table, table_stride, row_ids      | int32 [lines, L]; the line of each row            | always          |
     | query_starts, kv_lens                  | int32 [R + 1], [R]                                | not HAS_PIECES  |
-    | num_rows                               | R                                                 | neither of      |
-    |                                        |                                                   | them, IS_DECODE |
+    | num_rows                               | R                                                 | not HAS_PIECES, |
+    |                                        |                                                   | not IS_DECODE   |
     | pieces, piece_order                    | int32 [P, FIELDS], [tokens of all pieces]         | HAS_PIECES      |
     | own_from                               | int32 [T]: first chunk that pieces do not read    | IS_AFTER_PIECES |
     | ends, firsts                           | int32 [T]: the keys of each query                 | IS_PARTIAL      |
@@ -255,7 +254,7 @@ def attention_kernel(
     in_head = d < HEAD_DIM
     q_at = token[:, None].to(tl.int64) * q_stride + head[:, None] * HEAD_DIM + d[None, :]
     queries = tl.load(q + q_at, mask=valid[:, None] & in_head[None, :], other=0.0)
-    if tl.float16 == PRODUCTS:  # of a smaller range than q's type, which scaled queries do not leave
+    if tl.float16 == PRODUCTS:  # its range is smaller than that of q's type; scaled queries fit
         queries = queries.to(tl.float32) * scale
         scale = 1.0
     queries = queries.to(PRODUCTS)
@@ -435,7 +434,7 @@ def paged_attention(
     options = (scale, soft_cap, sliding_window)
     _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_splits, config)
     if num_splits > 1:
-        _join(parts, out, num_splits)
+        _join(parts, out, num_splits, config_of(q.device).join)
     return out
 
 
@@ -510,14 +509,14 @@ def shared_prefix_attention(
     assert table.shared.split_len % table.shared.block_n == 0, table.shared  # blocks of pieces are whole
     own = table.decode if num_tokens == row_ids.shape[0] else table.shared
     num_chunks = triton.cdiv(slot_table.shape[1], table.shared.split_len)
-    num_own = max(1, min(num_chunks, triton.cdiv(PROGRAMS, num_tokens * k_cache.shape[1])))
+    num_own = max(1, min(num_chunks, triton.cdiv(table.busy_programs, num_tokens * k_cache.shape[1])))
     parts = _parts(q, num_chunks + num_own)
     rows = (slot_table, row_ids, query_starts, kv_lens)
     options = (scale, soft_cap, 0)
     own = replace(own, split_len=table.shared.split_len)  # of a chunk
     _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_chunks, table.shared, pieces=shared, num_own=num_own)
     _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_chunks, own, after=shared, num_own=num_own)
-    _join(parts, out, num_chunks + num_own, own_from=shared.own_from, num_own=num_own)
+    _join(parts, out, num_chunks + num_own, table.join, own_from=shared.own_from, num_own=num_own)
     return out
 
 
@@ -548,9 +547,10 @@ def _attend(
     num_own: int = 0,
     seen: tuple[Tensor, Tensor | None] | None = None,
 ) -> None:
-    """One launch. Writes ``out``, or ``parts`` if there are several splits or ``seen``. With ``pieces`` it reads only
-    their chunks, with ``after`` all chunks but theirs in ``num_own`` shares. ``seen``: each query's end of keys, and
-    the first of them.
+    """One launch. Writes ``out``; with several splits or ``seen`` it writes ``parts``.
+
+    ``pieces``: only their chunks are read. ``after``: all chunks but those of its pieces, in ``num_own`` equal shares.
+    ``seen``: where each query's keys end, and where they begin.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
@@ -573,8 +573,8 @@ def _attend(
     ends, firsts = (kv_lens, None) if seen is None else seen
     attention_kernel[(num_blocks, num_kv_heads * head_parts, num_splits if after is None else num_own)](
         q,
-        _as_bytes(k_cache),
-        _as_bytes(v_cache),
+        as_bytes(k_cache),
+        as_bytes(v_cache),
         slot_table,
         row_ids,
         query_starts,
@@ -618,17 +618,26 @@ def _attend(
 
 
 def has_whole(*, is_decode: bool, has_pieces: bool, head_dim: int) -> bool:
-    """A second loop takes more registers than wide heads leave. Decoding gains nothing: memory is its limit."""
+    """Whether keys that every query of a block sees have a loop of their own, without masks.
+
+    It takes more registers than wide heads leave. Decoding is limited by memory, so it gains nothing.
+    """
     return has_pieces or (not is_decode and head_dim <= WIDE)
 
 
 def head_parts_of(group: int, block_m: int) -> int:
-    """The fewest equal parts of a KV head's query heads that fit in a block: of wide heads more would not fit."""
+    """The least number of equal parts of a KV head's query heads of which each fits in a block."""
     return next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= block_m)
 
 
 def _join(
-    parts: tuple[Tensor, Tensor], out: Tensor, num_splits: int, *, own_from: Tensor | None = None, num_own: int = 0
+    parts: tuple[Tensor, Tensor],
+    out: Tensor,
+    num_splits: int,
+    config: BlockConfig,
+    *,
+    own_from: Tensor | None = None,
+    num_own: int = 0,
 ) -> None:
     head_dim = out.shape[2]
     join_kernel[(out.shape[0] * out.shape[1],)](
@@ -639,9 +648,9 @@ def _join(
         NUM_HEADS=out.shape[1],
         HEAD_DIM=head_dim,
         PADDED_DIM=max(triton.next_power_of_2(head_dim), 16),
-        BLOCK_SPLITS=16,
+        BLOCK_SPLITS=config.block_len,
         NUM_OWN=num_own,
-        num_warps=1,
+        num_warps=config.num_warps,
     )
 
 
@@ -660,28 +669,6 @@ def _dense(q: Tensor) -> Tensor:
     return q if q.stride(2) == 1 and (q.shape[1] == 1 or q.stride(1) == q.shape[2]) else q.contiguous()
 
 
-def _as_bytes(cache: Tensor) -> Tensor:
-    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
-
-
 def product_type(q: Tensor) -> tl.dtype:
     """q's type, but float32 under the interpreter, whose bfloat16 products are wrong (Triton 3.6)."""
     return tl.bfloat16 if q.dtype == torch.bfloat16 and q.is_cuda else tl.float32
-
-
-def blocks_of(query_starts: Tensor, num_tokens: int, block_len: int) -> tuple[Tensor, Tensor]:
-    """``(rows, first tokens)`` int32 of blocks of up to ``block_len`` queries of one row; row -1: padding.
-
-    There are as many as such a batch could need: they are computed on the device, and the host does not know the rows'
-    lengths.
-    """
-    num_rows = query_starts.shape[0] - 1
-    counts = (query_starts[1:] - query_starts[:-1] + (block_len - 1)) // block_len  # blocks of each row
-    ends = counts.cumsum(0)
-    most = min(num_rows + num_tokens // block_len, num_tokens)
-    block = torch.arange(most, device=query_starts.device)
-    row = torch.searchsorted(ends, block, right=True)
-    used = row < num_rows
-    row = row.clamp_max(num_rows - 1)
-    first = query_starts[row] + (block - (ends[row] - counts[row])) * block_len
-    return torch.where(used, row, -1).int(), first.int()

@@ -19,9 +19,7 @@ class AttentionConfig:
     num_stages: int
     split_len: int = 0  # keys of one program; 0: all
     block_n_fp8: int = 0  # block_n for a pool of 8-bit floats, whose decoding takes registers; 0: block_n
-    max_registers: int = (
-        0  # of a thread over a pool of 16-bit floats, so that more programs run; 0: as many as it takes
-    )
+    max_registers: int = 0  # of a thread, for a pool of 16-bit floats: more programs run at once; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +37,8 @@ class ProductConfig:
 class RowConfig:
     """A product of one row: ``block_n`` results of a program, ``block_k`` terms at a time.
 
-    A thread has 16 stored bytes of each of four results: with many terms and few results of a program, programs enough
-    are at work for a narrow weight too.
+    A thread reads 16 stored bytes of each of four results. With many terms and few results a program, a narrow weight
+    has enough programs too.
     """
 
     block_n: int
@@ -49,7 +47,7 @@ class RowConfig:
     num_stages: int = 1
 
     def of_width(self, width_in: int) -> Self:
-        """The same block with fewer terms of more results, where a row has fewer terms."""
+        """For a weight of ``width_in`` terms: a block with more terms than that has fewer, of more results."""
         block_n, block_k = self.block_n, self.block_k
         while block_k > 32 * 32 and width_in <= block_k // 2:  # a warp has a group in each thread
             block_n, block_k = 2 * block_n, block_k // 2
@@ -57,26 +55,49 @@ class RowConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockConfig:
+    """``block_len`` elements at a time."""
+
+    block_len: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrawConfig:
+    """A first kernel has a program for every ``part_len`` logits, a second one for every row."""
+
+    part_len: int = 4096
+    part_warps: int = 4
+    row_warps: int = 8
+    block_len: int = 1024  # logits of a step of a pass over candidates; twice as many spill registers
+    num_pivots: int = 4  # that a pass weighs; a power of two
+    capacity: int = 8192  # candidates of a row that are listed
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
-    """One architecture's parameters. An elementwise program has ``elementwise_block`` elements."""
+    """One architecture's parameters."""
 
     decode: AttentionConfig
     prefill: AttentionConfig
     shared: AttentionConfig  # a prefix that many rows have in common
     wide_decode: AttentionConfig  # of heads of more than 256 dimensions
     wide_prefill: AttentionConfig
-    row_int4: RowConfig  # of a quarter of a program's results
+    row_int4: RowConfig  # a program has four times block_n results
     row_bytes: RowConfig  # of 8-bit weights
     row_dense: RowConfig
-    row_dense_least: int  # terms of a row; of fewer, torch's product is as fast
-    most_unpacked_in_registers: int  # rows of a product; of more, weights are unpacked to memory
-    int4_few: ProductConfig  # of up to 16 rows: weights are what is read
+    row_dense_least: int  # terms of a row; with fewer, torch's product is as fast
+    most_unpacked_in_registers: int  # rows of a product; for more, weights are unpacked to memory
+    int4_few: ProductConfig  # of up to 16 rows: reading the weights takes the time
     bytes_few: ProductConfig
     quantized_many: ProductConfig
     grouped_few: ProductConfig  # of up to 16 rows a group
     grouped_many: ProductConfig
-    elementwise_block: int = 1024
-    elementwise_warps: int = 4
+    elementwise: BlockConfig = BlockConfig(block_len=1024, num_warps=4)
+    bitmask: BlockConfig = BlockConfig(block_len=4096, num_warps=4)
+    join: BlockConfig = BlockConfig(block_len=16, num_warps=1)  # parts of a query's result
+    draw: DrawConfig = DrawConfig()
+    busy_programs: int = 512  # that keep a large device busy, about
     shared_least_bytes: int = 8 << 20  # one more launch in each layer costs about 2 us: 8 MiB at 4 TB/s
 
 

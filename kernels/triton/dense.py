@@ -1,4 +1,4 @@
-"""Products with weights that are not packed: torch's, but for one row of bfloat16, which only reads the weights."""
+"""Products with weights that are not packed: torch's, except for one row of bfloat16 with many terms."""
 
 import torch
 import torch.nn.functional as F

@@ -12,18 +12,18 @@ import triton.language as tl
 from torch import Tensor
 
 from ..batch import LogitEdits
+from .config import BlockConfig, config_of
 
 BLOCK = 1024
-MASK_BLOCK = 4096
-MASK_WARPS = 4
 _SEEN = 1 << 30
 
 
 @triton.jit
 def apply_bitmask_kernel(logits, mask, rows, vocab_size, num_words, logits_stride, mask_stride, BLOCK: tl.constexpr):
-    """A program has BLOCK / 32 words. Of 32 logits it reads those with a mixed word and writes those with a 0 bit's.
+    """A program has BLOCK / 32 words.
 
-    Words are written whole, four logits a store.
+    It skips words that allow all of their tokens, and does not read the logits of words that allow none. The logits of
+    all other words are written whole, four a store.
     """
     line = tl.program_id(0).to(tl.int64)
     row = line
@@ -39,13 +39,16 @@ def apply_bitmask_kernel(logits, mask, rows, vocab_size, num_words, logits_strid
     tl.store(at, tl.where(((word >> bit) & 1) != 0, logit, float("-inf")), mask=inside & (word != -1))
 
 
-def apply_bitmask(logits: Tensor, mask: Tensor, *, rows: Tensor | None = None) -> Tensor:
+def apply_bitmask(
+    logits: Tensor, mask: Tensor, *, rows: Tensor | None = None, config: BlockConfig | None = None
+) -> Tensor:
     """``mask`` int32 [M, W] for the rows ``rows`` int [M] of logits [R, V], or for the first M."""
     assert logits.stride(1) == 1, "a row of logits is dense"
     vocab_size = logits.shape[1]
     if mask.shape[0] and vocab_size:
         mask = mask if mask.stride(1) == 1 else mask.contiguous()
-        grid = (mask.shape[0], triton.cdiv(vocab_size, MASK_BLOCK))
+        config = config_of(logits.device).bitmask if config is None else config
+        grid = (mask.shape[0], triton.cdiv(vocab_size, config.block_len))
         apply_bitmask_kernel[grid](
             logits,
             mask,
@@ -54,8 +57,8 @@ def apply_bitmask(logits: Tensor, mask: Tensor, *, rows: Tensor | None = None) -
             mask.shape[1],
             logits.stride(0),
             mask.stride(0),
-            BLOCK=MASK_BLOCK,
-            num_warps=MASK_WARPS,
+            BLOCK=config.block_len,
+            num_warps=config.num_warps,
         )
     return logits
 
@@ -152,7 +155,7 @@ def apply_edits(logits: Tensor, edits: LogitEdits) -> Tensor:
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """A copy on the device, ordered before what the current stream is given next."""
+    """A copy on the device, made before later work of the current stream. The host does not wait."""
     host = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return host.to(device)

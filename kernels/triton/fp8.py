@@ -1,17 +1,23 @@
 """8-bit floats (e4m3: 4 bits of exponent, 3 of mantissa, no infinity) as bytes, on any architecture.
 
-sm_80 has no instruction for them, so bits are moved instead, and a kernel chooses by ``has_fp8``. The caller scales
-numbers.
+sm_80 has no instruction that converts them, so bits are moved instead; ``has_fp8`` says which. The caller applies
+scales.
 """
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 def has_fp8(device: torch.device) -> bool:
     """Whether the device converts e4m3 by an instruction."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def as_bytes(cache: Tensor) -> Tensor:
+    """A pool of 8-bit floats as uint8; any other as it is. The memory is the same."""
+    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
 
 
 @triton.jit
@@ -46,7 +52,7 @@ def encode_fp8(x):
 
 @triton.jit
 def of_bytes(stored, KIND: tl.constexpr, HAS_FP8: tl.constexpr):
-    """float32: weights of 8 bits without their scale, all of which bfloat16 holds."""
+    """float32: weights of 8 bits before their scale is applied; bfloat16 holds each exactly."""
     if KIND != "fp8":
         number = stored.to(tl.float32)
     else:

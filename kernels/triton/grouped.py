@@ -122,7 +122,7 @@ def grouped_product_kernel(
 ):
     block = tl.program_id(0)
     group = tl.load(block_groups + block)
-    if group < 0:  # not needed
+    if group < 0:  # a padding block
         return
     place = tl.load(block_firsts + block) + tl.arange(0, BLOCK_M)
     valid = place < tl.load(group_starts + group + 1)

@@ -15,7 +15,7 @@ from .attention import product_type
 from .config import ProductConfig, config_of
 from .fp8 import has_fp8, of_bytes
 from .row import is_row, row_product
-from .unpack import unpacked_product
+from .unpack import int4_halves, unpacked_product
 
 
 @triton.jit
@@ -52,11 +52,8 @@ def add_int4_terms(
         shown = inside[None, :] & there[:, None]
         both = tl.load(weight + lines[None, :] * (width_in // 2) + byte[:, None], mask=shown, other=0)
         step = of_groups(scale, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
-        # w = (q - 8) * scale + zero, and 128 + q is q in the lowest bits of bfloat16's 128: no conversion.
-        offset = of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16) - 136.0 * step
-        bits = both.to(tl.int32)
-        low = (((bits & 15) << 16) | 0x43000000).to(tl.float32, bitcast=True) * step + offset
-        high = (((bits >> 4) << 16) | 0x43000000).to(tl.float32, bitcast=True) * step + offset
+        offset = of_groups(zero, lines, inside, start // 16, num_groups, BLOCK_K // 32, 16)
+        low, high = int4_halves(both, step, offset)
         asked = valid[:, None] & there[None, :]
         first = tl.load(rows[:, None] + k[None, :], mask=asked, other=0.0).to(PRODUCTS)
         second = tl.load(rows[:, None] + k[None, :] + 16, mask=asked, other=0.0).to(PRODUCTS)
@@ -78,7 +75,7 @@ def quantized_product_kernel(
     width_in,
     num_groups,
     x_stride,
-    KIND: tl.constexpr,  # of packed weights; "": they are not packed
+    KIND: tl.constexpr,
     GROUP_LEN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_FP8: tl.constexpr,  # whether the device converts 8-bit floats
@@ -99,13 +96,13 @@ def quantized_product_kernel(
             sums, rows, valid, weight, scale, zero, lines, inside, width_in, num_groups, BLOCK_K, PRODUCTS
         )
     else:
-        GROUPS: tl.constexpr = 0 if KIND == "" else (BLOCK_K + GROUP_LEN - 1) // GROUP_LEN
+        GROUPS: tl.constexpr = (BLOCK_K + GROUP_LEN - 1) // GROUP_LEN
         for start in range(0, width_in, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
             there = k < width_in
             shown = inside[None, :] & there[:, None]
             stored = tl.load(weight + lines[None, :] * width_in + k[:, None], mask=shown, other=0)
-            number = stored if KIND == "" else of_bytes(stored, KIND, HAS_FP8)
+            number = of_bytes(stored, KIND, HAS_FP8)
             if GROUPS > 1:
                 number = number * of_groups(scale, lines, inside, start // GROUP_LEN, num_groups, GROUPS, GROUP_LEN)
             a = tl.load(rows[:, None] + k[None, :], mask=valid[:, None] & there[None, :], other=0.0)
@@ -128,56 +125,46 @@ def quantized_product(
     out_dtype: torch.dtype | None = None,
     config: ProductConfig | None = None,
 ) -> Tensor:
-    """``x [T, K] @ weight.T + bias -> [T, N]`` in ``out_dtype`` or x's, with float32 sums."""
-    if config is None and is_row(x, weight):
-        return row_product(x, weight, bias=bias, out_dtype=out_dtype)
-    if config is None and x.shape[0] > config_of(x.device).most_unpacked_in_registers:
-        return unpacked_product(x, weight, bias=bias, out_dtype=out_dtype)
-    return block_product(x, weight, bias=bias, out_dtype=out_dtype, config=config)
+    """``x [T, K] @ weight.T + bias -> [T, N]`` in ``out_dtype`` or x's, with float32 sums.
 
-
-def block_product(
-    x: Tensor,
-    weight: Tensor | QuantizedWeight,
-    *,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    config: ProductConfig | None = None,
-) -> Tensor:
-    """``x [T, K] @ weight.T + bias -> [T, N]`` in ``out_dtype`` or x's, by blocks of rows and outputs."""
+    The number of rows chooses the kernel; with ``config`` it is ``quantized_product_kernel`` for any number.
+    """
     num_rows, width_in = x.shape
+    if config is None:
+        if is_row(x, weight):
+            return row_product(x, weight, bias=bias, out_dtype=out_dtype)
+        table = config_of(x.device)
+        if num_rows > table.most_unpacked_in_registers:
+            return unpacked_product(x, weight, bias=bias, out_dtype=out_dtype)
+        few = table.int4_few if weight.kind == "int4" else table.bytes_few
+        config = few if num_rows <= 16 else table.quantized_many
     width_out = weight.shape[0]
-    packed = weight if isinstance(weight, QuantizedWeight) else None
-    values, scale = (weight.values, weight.scale) if isinstance(weight, QuantizedWeight) else (weight, x)
     assert width_in == weight.shape[1], (x.shape, weight.shape)
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((num_rows, width_out), dtype=out_dtype or x.dtype, device=x.device)
-    if config is None:
-        table = config_of(x.device)
-        few = table.int4_few if weight.kind == "int4" else table.bytes_few
-        config = few if num_rows <= 16 else table.quantized_many
-    if num_rows:
-        quantized_product_kernel[(triton.cdiv(num_rows, config.block_m), triton.cdiv(width_out, config.block_n))](
-            x,
-            values,
-            scale,
-            scale if packed is None or packed.zero is None else packed.zero,
-            scale if bias is None else bias,
-            out,
-            num_rows,
-            width_out,
-            width_in,
-            scale.shape[1],
-            x.stride(0),
-            KIND="" if packed is None else packed.kind,
-            GROUP_LEN=0 if packed is None else packed.group_len,
-            HAS_BIAS=bias is not None,
-            HAS_FP8=has_fp8(x.device),
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
-            PRODUCTS=product_type(x),
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
+    if not num_rows:
+        return out
+    quantized_product_kernel[(triton.cdiv(num_rows, config.block_m), triton.cdiv(width_out, config.block_n))](
+        x,
+        weight.values,
+        weight.scale,
+        weight.scale if weight.zero is None else weight.zero,
+        weight.scale if bias is None else bias,
+        out,
+        num_rows,
+        width_out,
+        width_in,
+        weight.scale.shape[1],
+        x.stride(0),
+        KIND=weight.kind,
+        GROUP_LEN=weight.group_len,
+        HAS_BIAS=bias is not None,
+        HAS_FP8=has_fp8(x.device),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        PRODUCTS=product_type(x),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
     return out

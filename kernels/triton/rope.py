@@ -4,12 +4,11 @@ token.
 Reads q, k, v and one row of the table for each token; writes q, and k and v to the cache.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .fp8 import encode_fp8
+from .fp8 import as_bytes, encode_fp8
 
 PAIRS = 256  # that a program rotates
 
@@ -153,9 +152,7 @@ def rope_write_kv(
     eps: float = 0.0,
 ) -> None:
     """With ``q_norm`` and ``k_norm``, each head of q and k is normalised first."""
-    k_cache, v_cache = (
-        cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache for cache in (k_cache, v_cache)
-    )
+    k_cache, v_cache = as_bytes(k_cache), as_bytes(v_cache)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     has_values = v is not None

@@ -1,7 +1,7 @@
 """Products of one row with weights as they are stored: bfloat16, or packed in 4 or 8 bits.
 
-A program has ``block_n`` results. Each thread multiplies 16 stored bytes at a time and sums in float32, without the
-matrix units, of which one row would use a 16th. Nothing is summed by two programs, so a result has one order of sums.
+A program has ``block_n`` results. Each thread multiplies 16 stored bytes at a time and sums in float32. The matrix
+units are not used: one row would fill a 16th of them. One program sums a whole result, so the order of sums is fixed.
 """
 
 import torch
@@ -54,7 +54,7 @@ def int4_row_kernel(
     out,
     width_out,
     num_groups,
-    bits,  # of 128.0: given when it runs, so that one instruction masks and joins
+    bits,  # of 128.0; no constant, so that one instruction masks and joins
     HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -65,7 +65,7 @@ def int4_row_kernel(
     sums1, sums2, sums3 = sums0, sums0, sums0
     for start in range(0, num_groups, CHUNKS):
         chunk = start + tl.arange(0, CHUNKS)
-        # All columns read the same x, each for itself: then a thread has those of its own weights.
+        # Each column reads x for itself, so that a thread holds the x of its own weights.
         at = x + (column * 0)[:, None, None] + chunk[None, :, None] * 8 + tl.arange(0, 4)[None, None, :]
         there = (column >= 0)[:, None, None] & (chunk < num_groups)[None, :, None]
         a0, a1, a2, a3 = four_numbers(tl.load(at, mask=there, other=0))
@@ -189,7 +189,7 @@ def row_product(
 
 
 def is_row(x: Tensor, weight: Tensor | QuantizedWeight) -> bool:
-    """Whether ``row_product`` takes them: one row, of bfloat16 beside weights of 4 bits, and widths of whole chunks."""
+    """Whether ``row_product`` supports them: one row of whole chunks, in bfloat16 if the weights have 4 bits."""
     if x.shape[0] != 1 or x.shape[1] % 16:
         return False
     if isinstance(weight, QuantizedWeight):

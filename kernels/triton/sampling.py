@@ -1,12 +1,12 @@
 """Cuts and draws over rows of logits, without sorting and without waiting for the device. Masks are read, not applied.
 
 ``part_kernel`` reads the logits once, a part of a row for each program: the part's highest logit, its weight, and the
-highest logit of each group of 32 tokens. ``draw_kernel`` has a program for each row. It joins the parts. Without cuts
-the draw falls into one part, the only one read again. With cuts the groups tell which logits can matter: as many
-groups reach the k-th highest group as top-k keeps tokens, and top-p's cut is guessed from the groups' weight and
-checked. These *candidates*, a few logits of a row, are listed. A cut is a threshold on the logits' bits in sorted
-order, found by passes over the list that weigh a few pivots each. Where the list overflows or the guess fails, the
-passes read the whole row.
+highest logit of each group of 32 tokens. ``draw_kernel`` has a program for each row, which joins the parts. Without
+cuts the draw falls into one part, and only that part is read again. With cuts the groups' highest logits tell which
+logits are *candidates*: top-k keeps none below the k-th highest of them, and top-p's cut is guessed from their weight
+and checked. Candidates, a few logits of a row, are listed. A cut is a threshold on the logits' bits in sorted order,
+found by passes over the list; each pass weighs a few pivots. If the list overflows or the guess fails, the passes read
+the whole row.
 The draw inverts the distribution at the row's uniform number, as on the CPU: a seed gives the same tokens on both.
 """
 
@@ -17,14 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..batch import SampleBatch, Sampled
+from .config import DrawConfig, config_of
 from .edits import upload
-
-PART = 4096  # logits of a program
-PART_WARPS = 4
-DRAW_WARPS = 8
-BLOCK = 1024  # logits of a step of a pass over candidates; twice as many spill
-PIVOTS = 4
-CAPACITY = 8192  # candidates of a row that are listed
 
 _GROUP = tl.constexpr(32)  # a word of the mask
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -33,7 +27,7 @@ _LOWEST = tl.constexpr(-(1 << 31))
 
 @triton.jit
 def _key(logit):
-    """int32 keys that order as the logits do."""
+    """int32 keys in the order of the logits."""
     bits = tl.where(logit == 0.0, 0.0, logit).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -102,7 +96,7 @@ def part_kernel(
     if maxima is not None:  # noqa: SIM102 (known when the kernel is compiled)
         if _has_cuts(parameters, row, num_rows, vocab_size):
             tl.store(maxima + row * num_groups + group, tl.max(logit, 1), mask=group < num_groups)
-    flat = tl.reshape(logit, [PART], can_reorder=True)  # in any order: of no use beside a token's number
+    flat = tl.reshape(logit, [PART], can_reorder=True)  # in any order, so a logit's token is not known
     highest = tl.max(flat, 0)
     best = tl.min(tl.min(tl.where(logit == highest, token, vocab_size), 1), 0)
     below = flat - tl.where(highest == float("-inf"), 0.0, highest)
@@ -142,7 +136,7 @@ def _threshold(
 ):
     """``(cut, above)``: the highest key with ``goal`` weight, or items, at or above it, and how much lies above.
 
-    ``low`` is a key that has it; no key is above the highest logit's.
+    ``low``: a key with that much at or above it. ``highest``: the highest logit.
     """
     low = low.to(tl.int64)
     high = _key(highest).to(tl.int64) + 1
@@ -212,7 +206,7 @@ def draw_kernel(
     highest = tl.max(high, 0)
     bests += row * num_parts
     best = tl.min(tl.where(high == highest, tl.load(bests + part, mask=part < num_parts, other=0), vocab_size), 0)
-    best = tl.minimum(best, vocab_size - 1)  # where logits are no numbers
+    best = tl.minimum(best, vocab_size - 1)  # a row of NaN has no highest logit
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     sums = tl.load(at + num_parts, mask=part < num_parts, other=0.0)
     sums = tl.sum((sums * tl.exp2((high - shift) * _LOG2_E)).to(tl.float64), 0)
@@ -432,7 +426,14 @@ def _cut_and_draw(
     return tl.where(found < 0, best, tl.where(is_list, token, found))
 
 
-def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, rows: Tensor | None = None) -> Sampled:
+def sample(
+    logits: Tensor,
+    batch: SampleBatch,
+    *,
+    mask: Tensor | None = None,
+    rows: Tensor | None = None,
+    config: DrawConfig | None = None,
+) -> Sampled:
     num_rows, vocab_size = logits.shape
     columns = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.draw)
     if any(len(column) != num_rows for column in columns):
@@ -443,7 +444,7 @@ def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, ro
         parameters = upload(np.stack([np.asarray(column, np.float64) for column in columns]), logits.device)
         top_k, top_p, min_p = (np.asarray(column)[is_drawn] for column in (batch.top_k, batch.top_p, batch.min_p))
         has_cuts = bool((((top_k > 0) & (top_k < vocab_size)) | (top_p < 1) | (min_p > 0)).any())
-    return draw(logits, parameters, has_cuts=has_cuts, mask=mask, rows=rows)
+    return draw(logits, parameters, has_cuts=has_cuts, mask=mask, rows=rows, config=config)
 
 
 def draw(
@@ -453,11 +454,15 @@ def draw(
     has_cuts: bool,
     mask: Tensor | None = None,
     rows: Tensor | None = None,
+    config: DrawConfig | None = None,
 ) -> Sampled:
-    """As ``sample``, with float64 [5, R] on the device: temperature, top_k, top_p, min_p, draw; None: all greedy."""
+    """As ``sample``. ``parameters`` float64 [5, R] on the device: temperature, top_k, top_p, min_p, draw; None: all
+    rows are greedy. ``has_cuts``: whether a drawn row has top-k, top-p or min-p.
+    """
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     num_rows, vocab_size = logits.shape
     device = logits.device
+    config = config_of(device).draw if config is None else config
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
     logprobs = torch.empty(num_rows, dtype=torch.float32, device=device)
     if not num_rows:
@@ -468,18 +473,18 @@ def draw(
         if rows is not None:
             lines = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
             lines[rows] = torch.arange(len(rows), dtype=torch.int32, device=device)
-    num_parts, num_groups = triton.cdiv(vocab_size, PART), triton.cdiv(vocab_size, _GROUP.value)
+    num_parts, num_groups = triton.cdiv(vocab_size, config.part_len), triton.cdiv(vocab_size, _GROUP.value)
     stats = torch.empty(num_rows, 3, num_parts, dtype=torch.float32, device=device)
     bests = torch.empty(num_rows, num_parts, dtype=torch.int32, device=device)
     maxima = listed_groups = listed_tokens = listed_logits = None
     if has_cuts:
         maxima = torch.empty(num_rows, num_groups, dtype=torch.float32, device=device)
         listed_groups = torch.empty(num_rows, num_groups, dtype=torch.int32, device=device)
-        listed_tokens = torch.empty(num_rows, CAPACITY, dtype=torch.int32, device=device)
-        listed_logits = torch.empty(num_rows, CAPACITY, dtype=torch.float32, device=device)
+        listed_tokens = torch.empty(num_rows, config.capacity, dtype=torch.int32, device=device)
+        listed_logits = torch.empty(num_rows, config.capacity, dtype=torch.float32, device=device)
     sizes = (num_rows, vocab_size, 0 if mask is None else mask.shape[1], logits.stride(0), num_parts, num_groups)
     inputs = (logits, mask, lines, parameters, stats, bests, maxima)
-    part_kernel[(num_rows * num_parts,)](*inputs, *sizes, PART=PART, num_warps=PART_WARPS)
+    part_kernel[(num_rows * num_parts,)](*inputs, *sizes, PART=config.part_len, num_warps=config.part_warps)
     draw_kernel[(num_rows,)](
         *inputs,
         listed_groups,
@@ -488,11 +493,11 @@ def draw(
         token_ids,
         logprobs,
         *sizes,
-        PART=PART,
+        PART=config.part_len,
         PARTS=triton.next_power_of_2(num_parts),
-        BLOCK=BLOCK,
-        PIVOTS=PIVOTS,
-        CAPACITY=CAPACITY,
-        num_warps=DRAW_WARPS,
+        BLOCK=config.block_len,
+        PIVOTS=config.num_pivots,
+        CAPACITY=config.capacity,
+        num_warps=config.row_warps,
     )
     return Sampled(token_ids, logprobs)

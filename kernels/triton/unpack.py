@@ -1,6 +1,6 @@
-"""Packed weights written as floats, for products of so many rows that the library's product pays for it.
+"""Packed weights written to memory as floats, for products of many rows, which torch then computes.
 
-Each weight is read once and written once, for 4 bits to bfloat16 2 + 5 / 8 bytes. The product then reads it again.
+Each weight is read once and written once: 2 + 5 / 8 bytes from 4 bits to bfloat16. The product reads it again.
 """
 
 import torch
@@ -14,6 +14,16 @@ from .fp8 import has_fp8, of_bytes
 SCRATCH_BYTES = 128 << 20  # of unpacked weights at a time
 BLOCK = 256  # chunks of a program
 NUM_WARPS = 8
+
+
+@triton.jit
+def int4_halves(stored, scale, zero):
+    """Two float32 of each byte: the weight (q - 8) * scale + zero of its low half, and of its high half."""
+    bits = stored.to(tl.int32)
+    offset = zero - 136.0 * scale  # 128 + q is q in the lowest bits of bfloat16's 128, so nothing is converted
+    low = (((bits & 15) << 16) | 0x43000000).to(tl.float32, bitcast=True) * scale + offset
+    high = (((bits >> 4) << 16) | 0x43000000).to(tl.float32, bitcast=True) * scale + offset
+    return low, high
 
 
 @triton.jit
@@ -34,11 +44,8 @@ def unpack_kernel(
     stored = tl.load(values + at, mask=there[:, None], other=0)
     if KIND == "int4":
         step = tl.load(scale + chunk, mask=there, other=0.0).to(tl.float32)[:, None]
-        # w = (q - 8) * scale + zero, and 128 + q is q in the lowest bits of bfloat16's 128
-        offset = tl.load(zero + chunk, mask=there, other=0.0).to(tl.float32)[:, None] - 136.0 * step
-        bits = stored.to(tl.int32)
-        low = (((bits & 15) << 16) | 0x43000000).to(tl.float32, bitcast=True) * step + offset
-        high = (((bits >> 4) << 16) | 0x43000000).to(tl.float32, bitcast=True) * step + offset
+        offset = tl.load(zero + chunk, mask=there, other=0.0).to(tl.float32)[:, None]
+        low, high = int4_halves(stored, step, offset)
         to = out + chunk[:, None] * 32 + tl.arange(0, 16)[None, :]
         tl.store(to, low.to(out.dtype.element_ty), mask=there[:, None])
         tl.store(to + 16, high.to(out.dtype.element_ty), mask=there[:, None])

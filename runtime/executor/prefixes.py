@@ -122,11 +122,15 @@ class PrefixFinder:
 def _prefixes(
     pieces: list[tuple[int, int, int, int, int]], rows: np.ndarray, common: np.ndarray, counts: np.ndarray, *, most: int
 ) -> Prefixes:
-    """At most ``most`` pieces, those nearest to the beginning; tokens of the others read the rest for themselves."""
+    """At most ``most`` pieces, those nearest to the beginning; tokens of the others read the rest for themselves. A run
+    keeps all of its pieces or none, as the kernel takes one ``own_from`` for all of a row's tokens.
+    """
     starts = np.cumsum(counts) - counts
     order = np.concatenate([np.arange(starts[row], starts[row] + counts[row]) for row in rows])
     own = np.repeat(np.maximum(np.append(common, 0), np.append(0, common)), counts[rows])  # in order
     pieces.sort(key=lambda piece: piece[3])
+    while 0 < most < len(pieces) and pieces[most - 1][2:] == pieces[most][2:]:
+        most -= 1
     for begin, end, _, first, _ in pieces[most:]:
         own[begin:end] = np.minimum(own[begin:end], first)
     own_from = np.empty(len(order), np.int32)

@@ -169,7 +169,9 @@ def test_the_lengths_of_texts_are_known(pattern: str) -> None:
         assert ex.shortest(rest) == min(left), text
         others = [n for n, match in zip(left, [m for m in matches if m.startswith(text)], strict=True) if n != 1]
         if others:  # an intersection, whose shortest text is searched for
-            assert ex.shortest(ex.intersect(rest, ex.complement(ex.any_char))) == min(others), text
+            intersection = ex.intersect(rest, ex.complement(ex.any_char))
+            assert ex.at_least(intersection) <= min(others), text  # before the search
+            assert ex.shortest(intersection) == ex.at_least(intersection) == min(others), text
 
 
 def test_the_shortest_rest_of_a_word_that_may_have_ended_is_empty() -> None:

@@ -1,9 +1,10 @@
 import json
 import random
+from typing import Any
 
 import pytest
 from phloem.constrained import Compiler, GrammarError, GrammarSpec, Vocabulary, compile
-from phloem.constrained.json.completions import ObjectContext, classes_of
+from phloem.constrained.json.completions import Completions, ObjectContext, classes_of
 from phloem.constrained.json.formulas import FALSE
 from phloem.constrained.json.json_schema import Schemas
 from phloem.constrained.json.scalars import Scalars
@@ -182,6 +183,36 @@ def test_names_are_allowed_exactly_where_some_value_may_follow(vocabulary: Vocab
                 break
             context = ObjectContext(partition, seen, (after,))
     assert num_compared > 150
+
+
+def test_what_is_left_to_ask_after_a_required_property_is_told_as_if_asked_anew(vocabulary: Vocabulary) -> None:
+    rng = random.Random(11)
+    schemas = schemas_of(vocabulary, any_order=True)
+    completions = schemas.values.objects.completions
+    num_compared = 0
+    for _ in range(40):
+        names = [f"n{i}" for i in range(rng.randrange(1, 7))]
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": {n: {"type": rng.choice(["string", "null"])} for n in names},
+            "required": sorted({rng.choice([*names, "other"]) for _ in range(4)}),
+            "additionalProperties": rng.choice([True, {"type": ["string", "null"]}]),
+        }
+        root, _, _ = schemas.compile(json.dumps(schema), check_after=False)
+        formula = completions.settled(schemas.values.expand(root, "object"))
+        context = ObjectContext(completions.properties.partition((formula,)), 0, (formula,))
+        while (allowed := completions.allowed(context)[0]) and rng.random() < 0.9:
+            cls = rng.choice(classes_of(allowed))
+            formulas = completions.after_plain(context, cls)
+            assert formulas is not None
+            seen = completions.properties.seen_after(context.partition, context.seen, cls)
+            context = ObjectContext(context.partition, seen, formulas)
+            anew = Completions(schemas.values, completions.properties)
+            assert completions.allowed(context) == anew.allowed(context), schema
+            missing = {*schema["required"]} - {n for n, i in context.partition.index.items() if seen >> i & 1}
+            assert completions.properties.ends(formulas[0]) == (not missing), schema
+            num_compared += 1
+    assert num_compared > 80
 
 
 def schemas_of(vocabulary: Vocabulary, *, any_order: bool) -> Schemas:

@@ -110,3 +110,12 @@ def test_a_disjunction_of_many_choices_is_searched_one_alternative_after_the_oth
     assert not formulas.some_clause(formulas.disjunction(wrong), are_fine)
     assert formulas.some_clause(formulas.disjunction([*wrong, formulas.conjunction(choices("d"))]), are_fine)
     assert len(asked) < 1000
+
+
+def test_a_conjunction_without_a_leaf_is_that_of_the_others(formulas: Formulas) -> None:
+    leaves = [formulas.leaf(name) for name in NAMES]
+    for count in range(1, len(leaves) + 1):
+        for chosen in itertools.combinations(leaves, count):
+            for left_out in leaves:
+                others = formulas.conjunction([leaf for leaf in chosen if leaf != left_out])
+                assert formulas.without(formulas.conjunction(chosen), left_out) == others

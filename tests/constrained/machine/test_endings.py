@@ -1,5 +1,6 @@
 """Endings: texts are complete within a number of tokens, and masks far from the limit are those without it."""
 
+import itertools
 import json
 import random
 from typing import Any
@@ -224,3 +225,54 @@ def test_the_shortest_ending_of_a_long_string_is_found_in_few_steps(vocabulary: 
     assert ending is not None and grammar.endings.num_steps - before < 300
     text = json.loads(begun + ending.word)
     assert len(text) == 100 and jsonschema.Draft202012Validator(words).is_valid(text)
+
+
+DOUBLING = "^(a|b)*%s(a|b){%d}$"  # each further character doubles the states that a search may visit
+
+
+@pytest.mark.parametrize(
+    ("more", "length"),
+    [
+        ({"minLength": 20}, 20),
+        ({"minLength": 30, "maxLength": 31}, 30),
+        ({}, 13),
+        ({"allOf": [{"pattern": DOUBLING % ("b", 9)}]}, 13),
+        ({"allOf": [{"pattern": DOUBLING % ("b", 9)}], "minLength": 18}, 18),
+    ],
+)
+def test_the_shortest_text_of_an_intersection_is_known_and_fewer_tokens_are_refused(
+    vocabulary: Vocabulary, more: dict[str, Any], length: int
+) -> None:
+    schema = {"type": "string", "pattern": DOUBLING % ("a", 12), **more}
+    grammar = compile("json_schema", json.dumps(schema), vocabulary)
+    before = grammar.endings.num_steps
+    ending = grammar.endings.of(grammar.start)
+    assert ending is not None and grammar.endings.num_steps - before < 300
+    text = json.loads(ending.word)
+    assert len(text) == length and jsonschema.Draft202012Validator(schema).is_valid(text)
+    with pytest.raises(ValueError, match=f"the shortest text of the grammar has {ending.num_tokens} tokens"):
+        grammar.matcher(max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "^(ab|ba)*x$", "minLength": 4},
+        {"pattern": "^(aab|b)*$", "not": {"pattern": "^(b|x)*$"}, "minLength": 5},
+        {"pattern": "^a*(xa|b)+$", "allOf": [{"pattern": "a.*b.*a"}]},
+        {"pattern": "^(xé|éb)*a$", "not": {"pattern": "^a?$"}},
+        {"pattern": "^(éé)*$", "allOf": [{"pattern": "^(ééé)*$"}], "minLength": 1},
+        {"pattern": "a.*x", "maxLength": 5, "minLength": 3, "not": {"pattern": "^a"}},
+        {"pattern": "^(a|b)*a(a|b){3}$", "minLength": 6, "not": {"pattern": "^(a|b)*a(a|b){2}$"}},
+    ],
+)
+def test_the_ending_of_a_string_is_as_short_as_the_shortest_of_all_texts(
+    vocabulary: Vocabulary, schema: dict[str, Any]
+) -> None:
+    grammar = compile("json_schema", json.dumps({"type": "string", **schema}), vocabulary)
+    validator = jsonschema.Draft202012Validator(schema)
+    texts = ("".join(chars) for count in range(7) for chars in itertools.product("abxé", repeat=count))
+    shortest = min((text for text in texts if validator.is_valid(text)), key=lambda text: len(text.encode()))
+    ending = grammar.endings.of(grammar.start)
+    assert ending is not None and len(ending.word) == len(shortest.encode()) + 2
+    assert validator.is_valid(json.loads(ending.word))

@@ -1,4 +1,6 @@
-from phloem.constrained.machine.recent import Recent
+import random
+
+from phloem.constrained.machine.recent import Recent, RecentByNumber
 
 
 def test_the_last_entries_are_kept_and_never_more_than_twice_as_many() -> None:
@@ -16,3 +18,16 @@ def test_an_entry_that_is_asked_for_stays() -> None:
     for i in range(50):
         recent.put(i, "")
         assert recent.get(-1) == "used"
+
+
+def test_numbers_are_kept_as_other_keys_are() -> None:
+    recent: Recent[int, int] = Recent(1000)
+    parted: RecentByNumber[int] = RecentByNumber(1000)
+    rng = random.Random(3)
+    for _ in range(20_000):
+        key = rng.randrange(6000)
+        assert parted.get(key) == recent.get(key)
+        if rng.random() < 0.7:
+            value = rng.randrange(100)
+            recent.put(key, value)
+            parted.put(key, value)

@@ -17,7 +17,7 @@ ENTRIES = {
     "activation": ("silu_mul", "gelu_mul"),
     "edits": ("apply_bitmask", "apply_edits"),
     "sampling": ("sample",),
-    "quantized": ("quantized_product", "block_product"),
+    "quantized": ("quantized_product",),
     "row": ("row_product",),
     "unpack": ("unpacked_product",),
     "dense": ("dense_product",),

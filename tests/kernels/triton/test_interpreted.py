@@ -121,22 +121,6 @@ def test_a_row_s_result_does_not_depend_on_its_batch() -> None:
         assert torch.equal(alone[0], together[r])
 
 
-def test_blocks_cover_every_query_once() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        lens = rng.integers(1, 9, rng.integers(1, 6))
-        starts = torch.tensor([0, *np.cumsum(lens)], dtype=torch.int32)
-        length = int(rng.integers(1, 6))
-        rows, tokens = attention.blocks_of(starts, int(lens.sum()), length)
-        found = [
-            (row, t)
-            for row, first in zip(rows.tolist(), tokens.tolist(), strict=True)
-            if row >= 0
-            for t in range(first, min(first + length, int(starts[row + 1])))
-        ]
-        assert sorted(found) == [(r, t) for r in range(len(lens)) for t in range(starts[r], starts[r + 1])]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 100), (5, 576), (0, 64)])
 @pytest.mark.parametrize("residual_dtype", [None, *DTYPES])

@@ -1,6 +1,7 @@
 """Draws and edits by the GPU's kernels, interpreted, against the plain-torch reference."""
 
 import importlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import torch
 from phloem.kernels import LogitEdits, SampleBatch, reference
 from phloem.tests.kernels.test_sampling import CUTS, Params, batch_of, random_logits
 
-sampling, edits = (importlib.import_module(f"phloem.kernels.triton.{name}") for name in ("sampling", "edits"))
+sampling, edits, config = (
+    importlib.import_module(f"phloem.kernels.triton.{name}") for name in ("sampling", "edits", "config")
+)
 # The interpreter converts arrays of one element to numbers.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
@@ -27,29 +30,29 @@ def test_tokens_equal_the_reference(vocab_size: int, spread: float) -> None:
     torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
 
 
-@pytest.fixture(params=["listed", "overflowing"])
-def in_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of several parts, whose candidates are listed, or too many to be listed."""
-    monkeypatch.setattr(sampling, "PART", 64)
-    monkeypatch.setattr(sampling, "BLOCK", 128)
-    monkeypatch.setattr(sampling, "CAPACITY", 8192 if request.param == "listed" else 16)
+# Rows of several parts, whose candidates are listed, or too many to be listed.
+in_parts = pytest.mark.parametrize(
+    "config",
+    [config.DrawConfig(part_len=64, block_len=128, capacity=capacity) for capacity in (8192, 16)],
+    ids=["listed", "overflowing"],
+)
 
 
-@pytest.mark.usefixtures("in_parts")
+@in_parts
 @pytest.mark.parametrize(("vocab_size", "spread"), [(65, 3.0), (1300, 0.1), (1301, 3.0), (1301, 20.0)])
-def test_rows_of_several_parts_equal_the_reference(vocab_size: int, spread: float) -> None:
+def test_rows_of_several_parts_equal_the_reference(vocab_size: int, spread: float, config: Any) -> None:
     cuts = [*CUTS, (1.0, 30, 1.0, 0.05), (0.6, 200, 1.0, 0.0), (1.0, -1, 0.999, 0.0)]
     logits = random_logits(len(cuts), vocab_size, spread=spread)
     batch = batch_of(cuts, np.random.default_rng(vocab_size).random(len(cuts)))
-    found, expected = sampling.sample(logits, batch), reference.sample(logits, batch)
+    found, expected = sampling.sample(logits, batch, config=config), reference.sample(logits, batch)
     assert torch.equal(found.token_ids, expected.token_ids)
     torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("in_parts")
+@in_parts
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
 @pytest.mark.parametrize("has_rows", [False, True])
-def test_a_mask_given_to_sample_is_one_applied_before(share: float, has_rows: bool) -> None:
+def test_a_mask_given_to_sample_is_one_applied_before(share: float, has_rows: bool, config: Any) -> None:
     rng, vocab_size = np.random.default_rng(1), 333
     logits = random_logits(len(CUTS) + 2, vocab_size)
     batch = batch_of([*CUTS, *CUTS[:2]], rng.random(len(logits)))
@@ -59,28 +62,30 @@ def test_a_mask_given_to_sample_is_one_applied_before(share: float, has_rows: bo
     mask = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view(np.int32))
     expected = reference.sample(reference.apply_bitmask(logits.clone(), mask, rows=rows), batch)
     kept = logits.clone()
-    found = sampling.sample(logits, batch, mask=mask, rows=rows)
+    found = sampling.sample(logits, batch, mask=mask, rows=rows, config=config)
     assert torch.equal(found.token_ids, expected.token_ids) and torch.equal(logits, kept)
     torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.usefixtures("in_parts")
-def test_a_row_does_not_depend_on_its_batch() -> None:
+@in_parts
+def test_a_row_does_not_depend_on_its_batch(config: Any) -> None:
     logits, draws = random_logits(len(CUTS), 500), np.random.default_rng(0).random(len(CUTS))
-    together = sampling.sample(logits, batch_of(CUTS, draws))
+    together = sampling.sample(logits, batch_of(CUTS, draws), config=config)
     for row in range(len(CUTS)):
-        alone = sampling.sample(logits[row : row + 1], batch_of(CUTS[row : row + 1], draws[row : row + 1]))
+        alone = sampling.sample(
+            logits[row : row + 1], batch_of(CUTS[row : row + 1], draws[row : row + 1]), config=config
+        )
         assert alone.token_ids[0] == together.token_ids[row] and alone.logprobs[0] == together.logprobs[row]
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.usefixtures("in_parts")
+@in_parts
 @pytest.mark.parametrize("share", [0.01, 1.0])
-def test_logits_that_are_no_numbers_give_some_token_of_the_vocabulary(share: float) -> None:
+def test_logits_that_are_no_numbers_give_some_token_of_the_vocabulary(share: float, config: Any) -> None:
     logits = random_logits(len(CUTS), 200)
     logits[torch.rand(logits.shape) < share] = float("nan")
-    found = sampling.sample(logits, batch_of(CUTS, np.random.default_rng(0).random(len(CUTS))))
+    found = sampling.sample(logits, batch_of(CUTS, np.random.default_rng(0).random(len(CUTS))), config=config)
     assert ((found.token_ids >= -1) & (found.token_ids < 200)).all()
 
 
@@ -92,13 +97,15 @@ def test_equal_logits_prefer_low_ids(draw: float) -> None:
     assert torch.equal(sampling.sample(logits, batch).token_ids, reference.sample(logits, batch).token_ids)
 
 
-@pytest.mark.usefixtures("in_parts")
-def test_cuts_within_ties_keep_as_many_as_the_reference() -> None:
+@in_parts
+def test_cuts_within_ties_keep_as_many_as_the_reference(config: Any) -> None:
     logits = torch.randint(0, 4, (3, 600)).float()
     cuts = [(1.0, 200, 1.0, 0.0), (0.5, 350, 0.9, 0.0), (1.0, -1, 0.5, 0.0)]
     for draw in (0.05, 0.5, 0.9999):
         batch = batch_of(cuts, np.full(3, draw))
-        assert torch.equal(sampling.sample(logits, batch).token_ids, reference.sample(logits, batch).token_ids)
+        assert torch.equal(
+            sampling.sample(logits, batch, config=config).token_ids, reference.sample(logits, batch).token_ids
+        )
 
 
 def test_no_rows_and_a_row_in_which_nothing_is_allowed() -> None:
