@@ -29,6 +29,9 @@ from typing import Any
 SMOKE = "--smoke" in sys.argv
 if SMOKE:
     os.environ["TRITON_INTERPRET"] = "1"  # set before any kernel is imported
+    from phloem.tests.gpu import interpret_without_waste
+
+    interpret_without_waste()
 import numpy as np
 import torch
 from phloem.benchmarks import roofline

@@ -53,7 +53,8 @@ def test_each_block_of_queries_finds_its_row_among_many() -> None:
     """More rows than the kernel looks at at once, with and without a whole block of queries."""
     rng = np.random.default_rng(3)
     counts = rng.integers(1, 12, 140)
-    inputs = Case(tuple((counts + rng.integers(0, 4, 140)).tolist()), tuple(counts.tolist())).inputs()
+    lens = tuple((counts + rng.integers(0, 4, 140)).tolist())
+    inputs = Case(lens, tuple(counts.tolist()), num_heads=3, num_kv_heads=1).inputs()
     small = config.AttentionConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)
     found = attention.paged_attention(*inputs, scale=0.2, config=small)
     torch.testing.assert_close(found, reference.paged_attention(*inputs, scale=0.2), **close(torch.float32))
