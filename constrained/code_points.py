@@ -36,13 +36,17 @@ def complement(ranges: Ranges) -> Ranges:
 def intersection(left: Ranges, right: Ranges) -> Ranges:
     out, i, j = [], 0, 0
     while i < len(left) and j < len(right):
-        lo, hi = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        if lo <= hi:
-            out.append((lo, hi))
-        if left[i][1] < right[j][1]:
+        (a, b), (c, d) = left[i], right[j]
+        if b < c:
             i += 1
-        else:
+        elif d < a:
             j += 1
+        else:
+            out.append((a if a > c else c, b if b < d else d))
+            if b < d:
+                i += 1
+            else:
+                j += 1
     return tuple(out)
 
 

@@ -26,13 +26,15 @@ REFERS_TO_STANDARD = re.compile(r'"\$?(ref|id|dynamicRef|recursiveRef)"\s*:\s*"h
 
 
 class Workshop:
-    """One machine and the JSON schemas on it."""
+    """One machine and the JSON schemas on it. ``reads_items``: some of these have arrays whose items differ."""
 
-    def __init__(self, vocabulary: Vocabulary, max_states: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, max_states: int, *, reads_items: bool) -> None:
         self.machine = Machine(vocabulary, max_states=max_states)
         self.masks = Masks(self.machine)
         self.endings = Endings(self.masks)
         self.schemas = JsonSchemas(self.masks)
+        if reads_items:
+            self.masks.prepare_items()
 
     @property
     def is_full(self) -> bool:
@@ -53,7 +55,8 @@ class Compiler:
         self.max_states = max_states
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, CompiledGrammar | GrammarError] = OrderedDict()
-        self._shops = {False: Workshop(vocabulary, max_states)}  # key: ``_reads_items``
+        # key: ``_reads_items``; both are made here, so that no grammar waits for a machine
+        self._shops = {reads: self._new_shop(reads) for reads in (False, True)}
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """The grammar, from the cache if it was compiled before. Raises ``GrammarError``, also from the cache."""
@@ -65,17 +68,16 @@ class Compiler:
     def _found(self, spec: GrammarSpec) -> CompiledGrammar | GrammarError:
         key, reads_items = spec.key, _reads_items(spec)
         with self._lock:
-            shop = self._shops.get(reads_items)
-            if shop is None or shop.is_full:
-                if shop is not None:
-                    self._cache.clear()
-                shop = self._shops[reads_items] = Workshop(self.vocabulary, self.max_states)
+            shop = self._shops[reads_items]
+            if shop.is_full:
+                self._cache.clear()
+                shop = self._shops[reads_items] = self._new_shop(reads_items)
             found = self._cache.get(key)
             if found is not None:
                 self._cache.move_to_end(key)
                 return found
         if len(spec.text) > (PRIVATE_SCHEMA_BYTES if spec.kind == "json_schema" else PRIVATE_BYTES):
-            shop = Workshop(self.vocabulary, self.max_states)
+            shop = self._new_shop(reads_items)
         try:
             found = self._compile(spec, shop)
         except GrammarError as error:
@@ -85,6 +87,9 @@ class Compiler:
             while len(self._cache) > self.capacity:
                 self._cache.popitem(last=False)
         return found
+
+    def _new_shop(self, reads_items: bool) -> Workshop:
+        return Workshop(self.vocabulary, self.max_states, reads_items=reads_items)
 
     def _compile(self, spec: GrammarSpec, shop: Workshop) -> CompiledGrammar:
         if spec.kind not in GRAMMAR_KINDS:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .code_points import ANY, Ranges, clip, intersection
+from .code_points import ANY, Ranges, clip
 from .fuel import Fuel
 from .spec import GrammarTooComplex
 from .tables import NUM_PARTS, PART_BITS, Parts, in_parts
@@ -188,7 +188,7 @@ class Expressions:
             for lead in range(base | lo >> shift, (base | hi >> shift) + 1):
                 if not self.available >> lead & 1:
                     first = (lead - base) << shift
-                    high = intersection(high, ((0, max(first, lo) - 1), (first + (1 << shift), 0x10FFFF)))
+                    high = clip(high, 0, max(first, lo) - 1) + clip(high, first + (1 << shift), 0x10FFFF)
         if not high:
             return self.bytes_in(low)
         low &= self.available
@@ -611,10 +611,13 @@ class Expressions:
         if found is None and expr not in self._linear:
             made = self._make_linear(expr)
             if made is not None:
-                merged: dict[int, int] = {}
-                for bits, to in made:
-                    merged[to] = merged.get(to, 0) | bits
-                found = tuple([(bits, to) for to, bits in merged.items()])
+                found = tuple(made)
+                if len(found) > 1:
+                    merged: dict[int, int] = {}
+                    for bits, to in found:
+                        merged[to] = merged.get(to, 0) | bits
+                    if len(merged) < len(found):
+                        found = tuple([(bits, to) for to, bits in merged.items()])
             self._linear[expr] = found
         return found
 
@@ -628,6 +631,8 @@ class Expressions:
                 return ()
             case "set":
                 return ((node[1], EMPTY),)
+            case "word":
+                return ((1 << node[1][0], self._words((node[1][1:],), 0, 1, 0)),)
             case "owing":
                 return self.linear_form(node[2])
             case "cat":
@@ -675,10 +680,17 @@ class Expressions:
         if kind == "and":
             return self._merged([self.moves(part) for part in node[1:]], self.intersect)
         found: list[tuple[int, int, int]] = []
-        if kind == "words":
-            moves = self._moves_of_words(node[1])
-        else:
-            moves = self._moves_of_complement(node[1]) if kind == "not" else self._moves_by_class(expr)
+        match kind:
+            case "words":
+                moves = self._moves_of_words(node[1])
+            case "not":
+                moves = self._moves_of_complement(node[1])
+            case "chars":
+                moves = self._moves_of_chars(node[1], node[2])
+            case "tail":
+                moves = self._moves_of_blocks(node[1], 0x80, node[2] - 1)
+            case _:
+                moves = self._moves_by_class(expr)
         for lo, hi, to in moves:
             if found and found[-1][1] == lo and found[-1][2] == to:
                 found[-1] = (found[-1][0], hi, to)
@@ -692,6 +704,42 @@ class Expressions:
             to = self.derive(expr, byte) if byte >= 0 else NOTHING
             if to != NOTHING:
                 yield lo, hi, to
+
+    def _moves_of_chars(self, low: int, high: Ranges) -> Iterator[tuple[int, int, int]]:
+        while low:
+            first = (low & -low).bit_length() - 1
+            after = low + (1 << first)  # carries over the run of bits
+            end = (after & -after).bit_length() - 1
+            yield first, end, EMPTY
+            low &= after
+        for lo, hi, base, shift in UTF8_LEADS:
+            yield from self._moves_of_blocks(clip(high, lo, hi), base, shift // 6)
+
+    def _moves_of_blocks(self, ranges: Ranges, base: int, remaining: int) -> Iterator[tuple[int, int, int]]:
+        """The moves by bytes that each stand for a block of ``64**remaining`` code points or offsets; that of the first
+        block is ``base``."""
+        self.fuel.spend(len(ranges))
+        shift = 6 * remaining
+        width = 1 << shift
+        part: list[tuple[int, int]] = []  # within the block under way
+        block = -1
+        for at, last in ranges:
+            while at <= last:
+                if part and at >> shift != block:
+                    yield base + block, base + block + 1, self._tail(tuple(part), remaining)
+                    part = []
+                block = at >> shift
+                first = block << shift
+                if at == first and last >= first + width - 1:
+                    end = last + 1 >> shift
+                    yield base + block, base + end, self._tail(((0, width - 1),), remaining)
+                    at = end << shift
+                else:
+                    stop = min(last, first + width - 1)
+                    part.append((at - first, stop - first))
+                    at = stop + 1
+        if part:
+            yield base + block, base + block + 1, self._tail(tuple(part), remaining)
 
     def _moves_of_complement(self, inner: int) -> Iterator[tuple[int, int, int]]:
         at = 0
@@ -1177,10 +1225,15 @@ class Expressions:
         return inner, low, high
 
     def _padded(self, expr: int) -> tuple[int, int, int | None] | None:
-        """``counted`` for alternatives with different upper bounds."""
+        """``counted`` for alternatives with different upper bounds, of which counting decides at least one."""
+        if self.nodes[expr][0] != "or":
+            return None
+        options = [(part, self.counted(part)) for part in self._parts(expr)]
+        if not any(found is not None and found[1:] != (0, None) for _, found in options):
+            return None  # finite by themselves, such as an address
         parts: list[tuple[int, int]] = []  # with their bounds
-        for part in self._parts(expr) if self.nodes[expr][0] == "or" else ():
-            inner, low, high = self.counted(part) or (part, 0, None)
+        for part, found in options:
+            inner, low, high = found or (part, 0, None)
             if low:
                 inner = self.intersect(inner, self.repeat(self.any_char, low, None))
             if high is None:

@@ -84,11 +84,15 @@ class TokenReach:
         node = self.ex.nodes[inner]
         found = self._runs.get(inner)
         if found is None:
-            has = np.array([node[1] >> b & 1 for b in range(256)], bool)
-            has[0x80:] |= node[0] == "chars"
-            longest = longest_run(self._vocabulary.token_bytes, self._vocabulary.token_offsets, has)
+            low, is_wide = node[1], node[0] == "chars"
+            longest = self._vocabulary.shared(("run", low, is_wide), lambda: self._longest_run(low, is_wide))
             found = self._runs[inner] = min(longest, self._most_bytes)
         return found
+
+    def _longest_run(self, low: int, is_wide: bool) -> int:
+        has = np.array([low >> b & 1 for b in range(256)], bool)
+        has[0x80:] |= is_wide
+        return int(longest_run(self._vocabulary.token_bytes, self._vocabulary.token_offsets, has))
 
     # -- bounds of repeats ------------------------------------------------------------------------------------------
 

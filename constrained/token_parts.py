@@ -45,8 +45,4 @@ def parts_of(vocabulary: Vocabulary) -> TokenParts | None:
     """The vocabulary's own parts, made on first use; None if it has no long tokens."""
     if vocabulary.trie.max_depth <= SHORT_TOKEN:
         return None
-    with vocabulary.lock:
-        if vocabulary.parts is None:
-            vocabulary.parts = TokenParts(vocabulary)
-        assert isinstance(vocabulary.parts, TokenParts)
-        return vocabulary.parts
+    return vocabulary.shared(TokenParts, lambda: TokenParts(vocabulary))

@@ -10,14 +10,17 @@ The trie lies flat in depth-first order; a node's subtree is the range [node, no
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numba as nb
 import numpy as np
 
+T = TypeVar("T")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Trie:
     """A trie of tokens as flat arrays of N nodes.
 
@@ -59,8 +62,8 @@ class Vocabulary:
         self.eos = eos
         self.encode = encode
         self.compiler: object = None  # the Compiler of ``compiler_of``; guarded by ``lock``
-        self.parts: object = None  # the TokenParts of ``parts_of``; guarded by ``lock``
         self.lock = threading.RLock()
+        self._shared: dict[Hashable, object] = {}  # guarded by ``lock``
         self._splits: dict[tuple[bytes, int], tuple[np.ndarray, Trie]] = {}
         self.num_words = (len(self.tokens) + 31) // 32
         self.is_text = np.ones(len(self.tokens), dtype=bool)
@@ -87,10 +90,19 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What all machines of the vocabulary use and none changes; ``make`` makes it the first time."""
+        with self.lock:
+            if key not in self._shared:
+                self._shared[key] = make()
+            return self._shared[key]  # type: ignore[return-value]
+
     def having(self, mark: bytes) -> np.ndarray:
         """bool [V]: the tokens of text that hold a byte."""
-        before = np.concatenate([[0], np.cumsum(self.token_bytes[:-1] == mark[0])])
-        return (np.diff(before[self.token_offsets]) > 0) & self.is_text
+        has = np.zeros(len(self), bool)
+        places = np.flatnonzero(self.token_bytes[:-1] == mark[0])
+        has[np.searchsorted(self.token_offsets, places, side="right") - 1] = True
+        return has & self.is_text
 
     def split_text(self, within: np.ndarray, most: int) -> tuple[np.ndarray, Trie]:
         """Of the tokens of a mask, which stay within a string, those of at most ``most`` bytes, as a mask, and the trie

@@ -174,7 +174,7 @@ class Document:
         if found is not None:
             if base != outer or is_root:
                 self.resources.setdefault(base, place)
-            fragment = urldefrag(found).fragment
+            fragment = urldefrag(found).fragment if "#" in found else ""
             if fragment:
                 self.anchors.setdefault((base, fragment), place)
         name = schema.get("$anchor")
@@ -286,6 +286,8 @@ def _joined(base: str, reference: str) -> tuple[str, str]:
     """The URI and the fragment that a reference leads to. ``urljoin`` joins nothing to a ``urn:``."""
     if reference.startswith("#"):
         return base, reference[1:]
+    if not base and "#" not in reference:
+        return reference, ""
     url, fragment = urldefrag(urljoin(base, reference))
     return url, fragment
 

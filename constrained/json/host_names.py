@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from ..code_points import HAN, Ranges, complement, intersection, union
 from ..expressions import EMPTY, Expressions
 
@@ -156,14 +158,16 @@ def _label_letters() -> LabelLetters:
     """Computed from Python's Unicode tables: some 10 ms once, where an internationalised name is first asked for."""
     skipped = union(IGNORABLE, NEVER_VALID, DIGITS_TO_LEFT, DIGITS_TO_RIGHT, PLAIN_BLOCKS, COMPOSING)
     asked = _chars(intersection(complement(skipped), COMMON))
-    letters = [char for char in asked if unicodedata.category(char) in VALID_CATEGORIES]
+    categories = dict(zip(asked, map(unicodedata.category, asked), strict=True))
+    letters = [char for char, category in categories.items() if category in VALID_CATEGORIES]
     valid = [*_stable(letters), *map(chr, ALSO_VALID)]
+    marks = {char: category for char, category in categories.items() if category[0] == "M"}
     allowed = union(_ranges(valid), PLAIN_BLOCKS, LOWER)
     dual, right = _joining()
     return LabelLetters(
         allowed,
-        _ranges(c for c in valid if unicodedata.category(c)[0] == "M"),
-        _ranges(c for c in valid if unicodedata.category(c) == "Mc"),
+        _ranges(c for c in valid if c in marks),
+        _ranges(c for c in valid if marks.get(c) == "Mc"),
         _ranges(c for c in valid if unicodedata.bidirectional(c) in ("R", "AL")),
         _ranges(c for c in valid if unicodedata.combining(c) == 9),
         intersection(allowed, dual),
@@ -193,7 +197,9 @@ def _joining() -> tuple[Ranges, Ranges]:
 
 
 def _ranges(chars: Iterable[str]) -> Ranges:
-    return union((code, code) for code in map(ord, chars))
+    codes = np.unique([*map(ord, chars)])
+    is_first = np.diff(codes, prepend=-2) > 1
+    return tuple(zip(codes[is_first].tolist(), codes[np.roll(is_first, -1)].tolist(), strict=True))
 
 
 def _chars(*sets: Ranges) -> list[str]:

@@ -87,7 +87,7 @@ class Schemas:
     def _hard_texts(self, document: Document, key: str) -> list[int]:
         """See ``compile``."""
         found: dict[int, None] = {}
-        seen: set[tuple[int, bool]] = set()
+        seen: set[int] = set()
         for place in document.places:
             if HARD.isdisjoint(place.schema):
                 continue
@@ -99,11 +99,9 @@ class Schemas:
                 continue
             with self.values.machine.lock:
                 formula = self._nodes.node(document, key, place)
-                if (formula, is_text) not in seen and formula > TRUE and (is_text or has_format):
-                    seen.add((formula, is_text))
-                    code = self.values.hard_string(formula)  # makes the states of a format, if they are new
-                    if is_text:
-                        found[code] = None
+                if formula not in seen and formula > TRUE and (is_text or has_format):
+                    seen.add(formula)
+                    found[self.values.hard_string(formula)] = None
                 if formula > TRUE and is_named:
                     found[self.values.first_name(formula)] = None
         return [code for code in found if code > 0]

@@ -11,9 +11,8 @@ match just the patterns whose bits are set in m; 0 are the names that are not li
 name is written twice.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from ..expressions import NOTHING
@@ -239,7 +238,7 @@ class Properties:
             return self.formulas.leaf(*leaf)
 
         change_negated = None if true_negated is None else lambda leaf: change(leaf, true_negated)
-        is_kept = partial(self.is_unchanged, partition, cls)
+        is_kept = self._unchanged_in(partition, cls, formula)
         return self.formulas.replace(formula, lambda leaf: change(leaf, true), change_negated, is_kept)
 
     def _asking_names(self, number: int, partition: NamePartition) -> int:
@@ -265,17 +264,18 @@ class Properties:
                 return FALSE
             return self.formulas.leaf(*leaf)
 
-        is_kept = partial(self.is_unchanged, partition, cls)
+        is_kept = self._unchanged_in(partition, cls, formula)
         return self.formulas.conjunction([self.formulas.replace(formula, change, None, is_kept), self.has(name)])
 
     def is_unchanged(self, partition: NamePartition, cls: int, formula: int) -> bool:
         """Whether a property of the class changes nothing of what the formula asks, whatever the value is."""
+        return self._unchanged_in(partition, cls, formula)(formula)
+
+    def _unchanged_in(self, partition: NamePartition, cls: int, formula: int) -> Callable[[int], bool]:
+        """``is_unchanged`` of the formula and all its parts, looked up."""
         known = self._unchanged.get((partition, cls))
         if known is None:
             known = self._unchanged[partition, cls] = {FALSE: True, TRUE: True}
-        answer = known.get(formula)
-        if answer is not None:
-            return answer
 
         def visit(at: int) -> bool:
             found = known.get(at)
@@ -283,7 +283,7 @@ class Properties:
                 node = self.formulas.nodes[at]
                 match node[0]:
                     case "and" | "or":
-                        found = all(visit(part) for part in node[1:])
+                        found = sum([visit(part) for part in node[1:]]) == len(node) - 1  # all are looked at
                     case "not":
                         found = visit(node[1])
                     case _:
@@ -291,7 +291,8 @@ class Properties:
                 known[at] = found
             return found
 
-        return visit(formula)
+        visit(formula)
+        return known.__getitem__
 
     def _is_unchanged(self, leaf: Leaf, partition: NamePartition, cls: int) -> bool:
         match leaf[0]:

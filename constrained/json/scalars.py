@@ -162,20 +162,25 @@ class Scalars:
         found = self._wholes.get((exprs, spelling))
         if found is None:
             found = 0
-            is_small = max(map(self._reach.largest_count, exprs)) <= MOST_COUNTED_WHOLE
-            is_small = is_small and all(self._reach.without_far_bounds(e) == e for e in exprs)
-            if is_small and self.ex.words_of(exprs[0]) is None and not (spelling.free and self._any_next(exprs)):
+            node = self.ex.nodes[exprs[0]]
+            joined = node[1:] if spelling.free and node[0] == "and" else ()
+            if (
+                all(map(self._is_small, (*exprs, *joined)))
+                and self.ex.words_of(exprs[0]) is None
+                and not (spelling.free and self._any_next(exprs))
+            ):
                 with suppress(Unsuitable):
                     found = self._make_whole(exprs, spelling)
             self._wholes[exprs, spelling] = found
         return found
 
+    def _is_small(self, expr: int) -> bool:
+        return self._reach.largest_count(expr) <= MOST_COUNTED_WHOLE and self._reach.without_far_bounds(expr) == expr
+
     def _make_whole(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
         ex, machine, tagged = self.ex, self.machine, spelling.tagged
         parts = TextParts(ex)
         must = parts.add(exprs[0])
-        if spelling.free and not isinstance(must, int):
-            raise Unsuitable
         names = parts.add_tagged(self._tags(exprs[1])) if tagged >= 0 else -1
         watched = [parts.add(e) for e in exprs[1 if tagged < 0 else 2 :]]
         after, sets, has, tags = parts.automaton(_positive(must))
@@ -186,9 +191,13 @@ class Scalars:
 
         is_text = np.array([_has_any(sets, [whole] if whole >= 0 else []) for whole in parts.whole])
         is_exit = np.zeros(len(sets), bool)  # where every text may follow: these states are those of other strings too
-        if isinstance(must, int) and spelling.free:
-            wide = [i for i in range(*parts.spans[must]) if (contains_all_texts_of(ex, parts.exprs[i]) or 0) >= 1]
-            is_exit = _has_any(sets, wide)
+        if spelling.free:
+            is_exit = np.ones(len(sets), bool)
+            for language in _positive(must):
+                wide = [
+                    i for i in range(*parts.spans[language]) if (contains_all_texts_of(ex, parts.exprs[i]) or 0) >= 1
+                ]
+                is_exit &= _has_any(sets, wide)
         elif tagged >= 0 and all(isinstance(w, int) for w in watched):
             is_empty = np.array([~_has_any(sets, list(range(*span))) for span in parts.spans])
             is_exit = evaluated(must, is_text, is_empty) & is_empty[names]

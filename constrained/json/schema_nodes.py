@@ -25,7 +25,7 @@ class SchemaNodes:
         self.enforce_formats = enforce_formats
         self.nodes: list[tuple[Document, str, Place]] = []  # with the key of the document
         self.kinds: list[tuple[Kind, ...]] = []  # of the values that each schema lets pass: see ``kinds_of``
-        self._ids: dict[object, int] = {}
+        self._leaves: dict[object, int] = {}  # formulas
         self._patterns: dict[str, int] = {}
         self._formats: dict[str, int] = {}
 
@@ -41,12 +41,12 @@ class SchemaNodes:
         is_kept = document.keeps_unique_items or "uniqueItems" not in schema
         simple = _simple_key(schema) if is_kept else None
         identity: object = ("simple", simple, place.dialect.is_draft4) if simple is not None else (key, place.key)
-        found = self._ids.get(identity)
+        found = self._leaves.get(identity)
         if found is None:
-            found = self._ids[identity] = len(self.nodes)
+            found = self._leaves[identity] = self.formulas.leaf("schema", len(self.nodes))
             self.nodes.append((document, key, place))
             self.kinds.append(KINDS if "$ref" in schema and place.dialect.ref_stands_alone else kinds_of(schema))
-        return self.formulas.leaf("schema", found)
+        return found
 
     def _referred(self, document: Document, place: Place) -> Place:
         """Where the references lead of which a schema consists; the place itself for any other schema."""

@@ -83,7 +83,9 @@ class Masks:
         self.lazy = LazyMasks(machine, self.walker, capacity)
         self._repeats = Repeats(machine)
         text = StringText(machine.expressions.any_char, False, False, lambda expr: DEAD_STATE)
-        self._part_sets.walk(vocabulary.trie, text, np.zeros(vocabulary.num_words, np.uint32))  # loads compiled code
+        order = vocabulary.trie.token_order
+        few = vocabulary.build_trie(order[:: len(order) // 64 + 1])
+        self._part_sets.walk(few, text, np.zeros(vocabulary.num_words, np.uint32))  # loads compiled code
 
     @property
     def is_full(self) -> bool:
@@ -126,6 +128,10 @@ class Masks:
         """Find the tokens that stay within a string ahead of time; ``base``: what ``inside_string`` says of a state."""
         with self.machine.lock:
             self._inside_tokens(base)
+
+    def prepare_items(self) -> None:
+        """Make what the first mask where items may not repeat would make."""
+        self._repeats.prepare()
 
     def way_apart(self, config: int) -> bytes:
         """Bytes after which the items under way differ from those before them; b"" if none are found."""

@@ -17,6 +17,7 @@ import numpy as np
 from ..expressions import EMPTY, Expressions
 from ..prefixes import contains_all_texts_of
 from ..vocabulary import Trie
+from .untouched import untouched
 from .walk import MAX_NEED
 
 MAX_PARTS = 4096
@@ -157,7 +158,7 @@ class PartSets:
         if len(self._path) < trie.max_depth + 2:
             self._path = np.zeros((trie.max_depth + 2, 3), np.int64)
         if len(self._out) < trie.num_nodes:
-            self._exits, self._out = (np.empty((trie.num_nodes, columns), np.int64) for columns in (5, 4))
+            self._exits, self._out = (untouched((trie.num_nodes, columns), np.int64) for columns in (5, 4))
         try:
             return self._walk(trie, text, mask, self._no_needs if needs is None else needs)
         except BaseException:

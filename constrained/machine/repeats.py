@@ -6,6 +6,7 @@ along the known items, and by the few tokens that hold a comma; each is tried.
 """
 
 from collections import deque
+from functools import cached_property
 
 import numpy as np
 
@@ -24,19 +25,25 @@ class Repeats:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._crossing: Crossing | None = None  # made when first needed
         self._children: dict[int, dict[int, int]] = {}
         self._after_space: dict[int, list[int]] = {}
         self._spaces: np.ndarray | None = None  # made when first needed
         self._dead: Recent[int, bool] = Recent(20_000)  # by configuration
         machine.only_repeats = self.is_dead
 
+    @cached_property
+    def _crossing(self) -> Crossing:
+        vocabulary = self.machine.vocabulary
+        return vocabulary.shared(crossing_tokens, lambda: crossing_tokens(vocabulary))
+
+    def prepare(self) -> None:
+        """Find the tokens that may cross items ahead of time."""
+        _ = self._crossing
+
     def removed(self, config: int, row: np.ndarray) -> np.ndarray:
         """``row`` [ceil(V / 32)], the mask of a configuration where items may repeat, without the wrong tokens."""
         machine = self.machine
         state, _, stack, reading = machine.place(config)
-        if self._crossing is None:
-            self._crossing = crossing_tokens(machine.vocabulary)
         levels = machine.items.levels(reading)
         if not levels:
             return _without(row, self._wrong(config, _tokens_in(row, [self._opening(state)])))

@@ -40,7 +40,6 @@ class TrieWalker:
         self._room_for_notes(room or vocabulary.trie.num_nodes)  # pages that are never touched cost no memory
         # A continuation byte that is not a token may leave a character incomplete; then text is walked byte by byte.
         self.has_slices = bool(vocabulary.has_byte[0x80:0xC0].all())
-        self._kept: list[tuple[np.ndarray, ...]] = []  # the arrays whose addresses were handed out
         self.whole = self.addresses(vocabulary.trie)
         self.kept = KeptMasks(machine, num_kept)
         self._mask = np.zeros(vocabulary.num_words, np.uint32)  # the mask under way
@@ -65,7 +64,11 @@ class TrieWalker:
         walk.largest_need(np.zeros(1, np.uint16))
 
     def addresses(self, trie: Trie) -> np.ndarray:
-        """The trie as ``walk_trie`` takes it: the addresses of its arrays."""
+        """The trie as ``walk_trie`` takes it: the addresses of its arrays, the same for all machines."""
+        return self.vocabulary.shared(("addresses", trie), lambda: self._addresses(trie))[0]
+
+    def _addresses(self, trie: Trie) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+        """The addresses, and the arrays that lie there."""
         nodes = (trie.node_byte, trie.node_depth, trie.node_end, trie.first_token, trie.num_tokens, trie.token_order)
         out = np.zeros(walk.TRIE_SIZE, np.int64)
         out[: len(nodes)] = [array.ctypes.data for array in nodes]
@@ -77,7 +80,7 @@ class TrieWalker:
         firsts = np.array(first_nodes, np.int32), trie.node_byte[first_nodes]
         out[walk.T_FIRST_NODES], out[walk.T_FIRST_BYTES] = (array.ctypes.data for array in firsts)
         out[walk.T_NUM_FIRST] = len(first_nodes)
-        kept = nodes + firsts
+        arrays: tuple[np.ndarray, ...] = nodes + firsts
         if self.has_slices:
             slices = text_slices(*nodes, self.vocabulary.has_byte)
             for slot, array in zip(
@@ -86,9 +89,8 @@ class TrieWalker:
                 strict=True,
             ):
                 out[slot] = array.ctypes.data
-            kept += slices
-        self._kept.append(kept)
-        return out
+            arrays += slices
+        return out, arrays
 
     def from_state(
         self, trie: np.ndarray, mask: np.ndarray, state: int, aux: int, stack: int, needs: np.ndarray | None = None

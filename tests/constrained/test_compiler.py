@@ -77,6 +77,15 @@ def test_new_grammars_leave_a_full_machine_for_a_fresh_one(vocabulary: Vocabular
     assert takes(first, '{"name": "a"}') and takes(again, '{"name": "a"}')
 
 
+def test_no_grammar_waits_for_a_machine(vocabulary: Vocabulary) -> None:
+    compiler = Compiler(vocabulary)
+    unique = json.dumps({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True})
+    before = [each for each in gc.get_objects() if type(each) is Machine]
+    plain, reads = (compiler.compile(GrammarSpec("json_schema", text)) for text in (SCHEMA, unique))
+    assert plain.machine is not reads.machine
+    assert {plain.machine, reads.machine} <= set(before)
+
+
 def test_a_grammar_that_cannot_be_compiled_keeps_no_machine(vocabulary: Vocabulary) -> None:
     def machines() -> list[Machine]:
         gc.collect()

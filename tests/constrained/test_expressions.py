@@ -2,9 +2,11 @@ import itertools
 import re
 from functools import cache
 
+import numpy as np
 import pytest
 from phloem.constrained import GrammarError, GrammarTooComplex, Vocabulary, compile
-from phloem.constrained.expressions import NOTHING, Expressions
+from phloem.constrained.code_points import ANY
+from phloem.constrained.expressions import EMPTY, NOTHING, Expressions
 from phloem.constrained.regex_syntax import compile_regex
 
 from .conftest import takes
@@ -191,6 +193,36 @@ def test_the_moves_of_an_expression_are_its_derivatives() -> None:
         for lo, hi, to in ex.moves(expr):
             found.update(dict.fromkeys(range(lo, hi), to))
         assert found == {byte: ex.derive(expr, byte) for byte in range(256)}
+
+
+@pytest.mark.parametrize("missing", [(), (0x41, 0xC3, 0xE1, 0xF0)])
+def test_the_moves_of_a_character_are_its_derivatives(missing: tuple[int, ...]) -> None:
+    has_byte = np.ones(256, dtype=bool)
+    has_byte[list(missing)] = False
+    ex = Expressions(has_byte)
+    sets = [
+        ANY,
+        ((0x7F, 0x80),),
+        ((0xE9, 0xFC), (0x3BF, 0x1040), (0x10000, 0x10FFFF)),
+        ((0x20, 0xD7FF), (0x1F600, 0x1F64F)),
+    ]
+    todo = [ex.chars(ranges) for ranges in sets]
+    for expr in todo:
+        found = dict.fromkeys(range(256), NOTHING)
+        for lo, hi, to in ex.moves(expr):
+            found.update(dict.fromkeys(range(lo, hi), to))
+        available = [byte for byte in range(256) if byte not in missing]
+        assert [found[byte] for byte in available] == [ex.derive(expr, byte) for byte in available]
+        todo += {to for to in found.values() if to not in (NOTHING, EMPTY, *todo)}
+    assert len(todo) > 10
+
+
+def test_alternatives_that_are_finite_by_themselves_are_not_counted() -> None:
+    ex = Expressions()
+    address = compile_regex("(?:[0-9a-f]{1,4}:){2}[0-9a-f]{1,4}|::[0-9a-f]{1,4}|::", ex, anchored=True)
+    assert ex.counted(address) is None
+    bounded = compile_regex("(?:[0-9a-f]{1,4}:){2}|[0-9a-f]{0,40}", ex, anchored=True)
+    assert ex.counted(bounded) is not None
 
 
 def test_what_follows_a_byte_is_one_of_the_partial_derivatives() -> None:

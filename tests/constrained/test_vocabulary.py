@@ -55,3 +55,14 @@ def test_the_order_of_a_trie_is_that_of_the_tokens_bytes() -> None:
     for ids in (np.arange(3_505), np.flatnonzero(r.random(3_505) < 0.3), np.arange(7, 8)):
         expected = sorted(ids.tolist(), key=vocabulary.tokens.__getitem__)
         assert vocabulary.build_trie(ids).token_order.tolist() == expected
+
+
+def test_tokens_that_hold_a_byte_are_found_among_those_of_text(vocabulary: Vocabulary) -> None:
+    for mark in (b'"', b"\xa9", b"a", b"\0"):
+        expected = [bool(vocabulary.is_text[i]) and mark in token for i, token in enumerate(vocabulary.tokens)]
+        assert vocabulary.having(mark).tolist() == expected
+
+
+def test_what_machines_share_is_made_once_for_each_key(vocabulary: Vocabulary) -> None:
+    made = [vocabulary.shared(("test", key), object) for key in ("one", "two", "one")]
+    assert made[0] is made[2] and made[0] is not made[1]

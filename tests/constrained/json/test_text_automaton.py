@@ -86,6 +86,11 @@ STRINGS = [
     {"allOf": [{"pattern": "^a"}, {"pattern": "b$"}]},
     {"format": "email"},
     {"format": "uri"},
+    {"format": "ipv6"},
+    {"format": "uri", "pattern": "^a:"},
+    {"allOf": [{"pattern": "^[a-c]+$"}, {"pattern": "^(..)*$"}]},
+    {"pattern": "^[^b]*$", "not": {"pattern": "^a\\\\*c"}},
+    {"allOf": [{"pattern": '^[^/]*"x'}, {"pattern": "^(.a)*"}]},
     {"anyOf": [{"pattern": "^[a-c]+$"}, {"format": "ipv4"}]},
 ]
 OBJECTS = [
