@@ -792,7 +792,7 @@ class Expressions:
             if self.is_plain[inner]:
                 shortest = self.shortest(inner)
                 assert shortest is not None  # it is plain
-                if high is not None and shortest > high:
+                if shortest > (NO_TEXT - 1 if high is None else high):
                     return False
                 if shortest >= low or self._has_all_lengths(inner, low, high):
                     return True
