@@ -21,6 +21,7 @@ from .part_sets import (
     LEFT,
     LETTER_U,
     M_BYTES,
+    MOST,
     NEVER,
     NO_ROOM,
     NO_RULE,
@@ -52,13 +53,16 @@ MAX_FORMULAS = 512
 MOST_LANGUAGES = 8
 MOST_OPERATIONS = 64
 MOST_TRIED = 48  # bytes of a language's shortest text
+MOST_PASSED = 256  # characters: of longer texts none is tried for its length
+MOST_ASKED = 24  # joints, in one walk
 NOT, AND, OR = -1, -2, -3  # operations of a formula, in postfix order; from 0 on: the numbers of its languages
 FALSE, TRUE, NOT_TOLD = 0, 1, 2
 LACKS_ANSWER = LACKS_RULES - 100  # a step to a joint of which Python has to tell whether it can be completed
 # Columns of a joint: whether it can be completed, may end, may go on with an escape; the last round in which something
 # that it needs was missing.
 J_ALIVE, J_ENDS, J_ESCAPES, J_ASKED_IN = range(4)
-NUM_JOINTS, NUM_ASKED, WHOLE_SET = range(3)
+# The last two: the text of ``TEXTS`` and the way (``has_tried_text``) that completed a joint last.
+NUM_JOINTS, NUM_ASKED, WHOLE_SET, LAST_TEXT, LAST_WAY = range(5)
 TEXTS = (b"aaaa", b" a", b"0", b"-", b".", b"1234", b"\x80", b"\x80\x80", b"\x80\x80\x80")  # that are tried
 ESCAPED_CHARS = bytes([QUOTE, BACKSLASH, 9, 10, 13, *(c for c in range(0x20) if c not in (9, 10, 13))])
 
@@ -71,7 +75,8 @@ class JointSets:
         self._part_sets = part_sets
         self._age = -1
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._counts = np.zeros(3, np.int64)
+        self._unsuitable: set[tuple[int, ...]] = set()  # formulas of which too many joints were asked
+        self._counts = np.zeros(5, np.int64)
         self._joints = np.zeros((MAX_JOINTS, 1 + MOST_LANGUAGES), np.int32)  # the formula, and the sets
         self._steps = np.zeros((MAX_JOINTS, 256), np.int32)
         self._about = np.zeros((MAX_JOINTS, 4), np.int32)
@@ -114,7 +119,7 @@ class JointSets:
         self._age = self._part_sets.age
         self._numbers.clear()
         self._table[:] = 0
-        self._counts[:] = 1, 0, self._part_sets.set_of(self.ex.text)  # the number 0 is no joint
+        self._counts[:LAST_TEXT] = 1, 0, self._part_sets.set_of(self.ex.text)  # the number 0 is no joint
 
     def _walk(self, trie: Trie, text: StringText, mask: np.ndarray) -> Found:
         nodes = (trie.node_byte, trie.node_depth, trie.node_end, trie.first_token, trie.num_tokens, trie.token_order)
@@ -122,6 +127,7 @@ class JointSets:
         pending = np.array([[-1, self._joint(text.expr), BETWEEN]], np.int64)
         exits: list[np.ndarray] = []
         regions: list[tuple[int, int, int]] = []
+        num_asked = 0
         while len(pending):
             parts.begin_round()
             num_exits, num_out = walk_joints(
@@ -136,6 +142,11 @@ class JointSets:
             regions += [(node, self._rest(joint), 0) for node, joint, _ in pending[behind].tolist()]
             pending = pending[~behind]
             parts.finish_round()
+            num_asked += int(self._counts[NUM_ASKED])
+            if num_asked > MOST_ASKED:
+                number = self._joints[self._asked[0], 0]
+                self._unsuitable.add(tuple(self._formulas[number, 2 : 2 + self._formulas[number, 1]].tolist()))
+                raise NoParts
             for joint in self._asked[: self._counts[NUM_ASKED]].tolist():
                 self._about[joint, J_ALIVE] = TRUE if self.ex.is_nonempty(self._rest(joint)) else FALSE
             self._counts[NUM_ASKED] = 0
@@ -166,6 +177,8 @@ class JointSets:
         if len(languages) > MOST_LANGUAGES or len(operations) > MOST_OPERATIONS:
             raise NoParts
         key = tuple(operations)
+        if key in self._unsuitable:
+            raise NoParts
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._numbers)
@@ -302,7 +315,9 @@ def has_listed_text(tables, joint_tables, joint):
     formulas, stack, tried, texts = joint_tables[5], joint_tables[7], joint_tables[9], joint_tables[10]
     num_languages, whole = np.int64(formulas[joint[0], 0]), joint_tables[0][WHOLE_SET]
     lacks = False
-    for t in range(len(texts)):
+    last = joint_tables[0][LAST_TEXT]
+    for i in range(len(texts)):
+        t = (last + i) % len(texts)
         tried[0] = joint
         for n in range(texts[t, 0]):
             to = tried[1 - (n & 1)]
@@ -313,13 +328,15 @@ def has_listed_text(tables, joint_tables, joint):
             if step != 0 or evaluated(about_sets, formulas, to, False, stack) == FALSE:
                 break
             if evaluated(about_sets, formulas, to, True, stack) == TRUE:
+                joint_tables[0][LAST_TEXT] = t
                 return np.int64(TRUE)
     return np.int64(LACKS_RULES) if lacks else np.int64(FALSE)
 
 
 @nb.njit(cache=True, nogil=True)
-def has_shortest_text(tables, joint_tables, number, language):
-    """As ``has_listed_text``, of the shortest text of a language, and of that with one of ``TEXTS`` behind."""
+def has_shortest_text(tables, joint_tables, number, language, least):
+    """As ``has_listed_text``, of the shortest text of a language, and of that with one of ``TEXTS`` behind; of
+    a text of about ``least`` characters where the shortest one has fewer."""
     counts, about_sets, parts, bounds = tables[0], tables[3], tables[5], tables[6]
     shapes, rules, moves, has_byte = tables[8], tables[11], tables[12], tables[13]
     members, following = tables[17], tables[18]
@@ -337,8 +354,10 @@ def has_shortest_text(tables, joint_tables, number, language):
             part = np.int64(members[m])
     tried[2] = joints[number]
     at = 2  # the row of ``tried`` that the text has led to
-    for _ in range(MOST_TRIED):
-        if parts[part, LEFT] == 0:
+    count = 0  # characters
+    for _ in range(MOST_TRIED + least):
+        is_long = count + parts[part, LEFT] >= least
+        if is_long and parts[part, LEFT] == 0:
             break
         rule = rule_of(tables, part)
         if rule == NO_RULE:
@@ -350,13 +369,15 @@ def has_shortest_text(tables, joint_tables, number, language):
             after = find_part(tables, following[0])
             if after == NO_ROOM:
                 return np.int64(NO_ROOM)
-            if to < 0 or parts[after, LEFT] < parts[to, LEFT]:
+            column = LEFT if to < 0 or is_long or parts[after, MOST] == parts[to, MOST] else MOST
+            if to < 0 or (parts[after, column] < parts[to, column]) == (column == LEFT):
                 best, to = np.int64(m), after
         if best < 0:
             return np.int64(FALSE)
         n = 0
         while has_byte[moves[best, M_BYTES], liked[n]] == 0:
             n += 1
+        count += liked[n] < 0x80 or liked[n] >= 0xC0
         step = step_sets(tables, tried[at], np.int64(liked[n]), num_languages, whole, tried[5 - at])
         if step != 0:
             return step
@@ -372,13 +393,25 @@ def has_shortest_text(tables, joint_tables, number, language):
 @nb.njit(cache=True, nogil=True)
 def has_tried_text(tables, joint_tables, number):
     """TRUE if one of the texts that are tried completes the joint, FALSE if none of them does; NO_ROOM, LACKS_RULES."""
-    joints, formulas = joint_tables[1], joint_tables[5]
+    about_sets, joints, formulas = tables[3], joint_tables[1], joint_tables[5]
+    num_languages = np.int64(formulas[joints[number, 0], 0])
+    num_ways = 1 + (num_languages + 1) * num_languages
     lacks = False
-    for language in range(-1, formulas[joints[number, 0], 0]):
-        if language < 0:
+    for i in range(num_ways):
+        way = (joint_tables[0][LAST_WAY] + i) % num_ways
+        if way == 0:
             told = has_listed_text(tables, joint_tables, joints[number])
-        else:
-            told = has_shortest_text(tables, joint_tables, number, language)
+        else:  # a text of ``language`` that is longer than all of the language ``bound``
+            bound, language = (way - 1) // num_languages - 1, (way - 1) % num_languages
+            least = np.int64(0)
+            if bound >= 0:
+                s = joints[number, 1 + bound]
+                least = np.int64(about_sets[s, S_MOST]) + 1
+                if s == 0 or language == bound or least > MOST_PASSED:
+                    continue
+            told = has_shortest_text(tables, joint_tables, number, language, least)
+        if told == TRUE:
+            joint_tables[0][LAST_WAY] = way
         if told in (TRUE, NO_ROOM):
             return told
         lacks = lacks or told == LACKS_RULES

@@ -22,6 +22,7 @@ SCHEMAS = [
     {"anyOf": [{"pattern": "^[^,]*,[^,]*$", "not": {"pattern": "a,b"}}, {"pattern": "^x", "not": {"maxLength": 9}}]},
     {"not": {"anyOf": [{"pattern": "  "}, {"pattern": r"[\\/\n]$"}]}, "minLength": 3},
     {"allOf": [{"pattern": "^(ab|a|b){0,40}$"}, {"pattern": "^.{3,30}$"}, {"not": {"pattern": "^(a|ba)*$"}}]},
+    {"oneOf": [{**WORDS, "maxLength": 17}, {**WORDS, "maxLength": 20}]},
     {"oneOf": [{"maxLength": 3}, {"pattern": "é"}, {"pattern": "^[^é]{2,5}(ab){0,20}$"}]},
 ]  # fmt: skip
 
@@ -101,6 +102,23 @@ def test_what_no_listed_text_tells_is_asked(vocabulary: Vocabulary, monkeypatch:
     monkeypatch.setattr(Expressions, "is_nonempty", lambda ex, e: asked.append(e) or is_nonempty(ex, e))
     mask = walked(JointSets(PartSets(ex)), vocabulary, expr)
     assert asked and mask.any()
+
+
+def test_a_formula_that_is_asked_too_much_is_unsuitable(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ex = Expressions(vocabulary.has_byte)
+    expr = both(ex, "(a|b)*a(a|b)b", "(a|bb)*b(a|b)", "(a|b){6,}")
+    joint_sets = JointSets(PartSets(ex))
+    walked(joint_sets, vocabulary, expr)
+    monkeypatch.setattr(module, "MOST_ASKED", 0)
+    joint_sets = JointSets(PartSets(ex))
+    asked, is_nonempty = [], Expressions.is_nonempty
+    monkeypatch.setattr(Expressions, "is_nonempty", lambda ex, e: asked.append(e) or is_nonempty(ex, e))
+    for _ in range(2):
+        with pytest.raises(NoParts):
+            walked(joint_sets, vocabulary, expr)
+    assert not asked
 
 
 def test_what_has_no_joints_or_too_many_is_unsuitable(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
