@@ -71,6 +71,7 @@ class Masks:
         self._parts = parts_of(vocabulary)
         self._part_sets = PartSets(machine.expressions)
         self._joint_sets = JointSets(self._part_sets)
+        self._prepares = False
         self._within: Recent[tuple[int, int, int, int], np.ndarray] = Recent(capacity)  # of counted strings
         self._failed: dict[int, GrammarError] = {}  # configurations whose mask took too much work
         self._only: dict[int, int] = {}
@@ -120,11 +121,16 @@ class Masks:
     def prepare(self, code: int) -> None:
         """Walk inside a value ahead of time, from where a row code leads to; the machine's lock is held.
 
-        Raises GrammarTooComplex where it takes ``PREPARE_WORK``.
+        Raises GrammarTooComplex where it takes ``PREPARE_WORK``. States are made for it, so that a string of several
+        languages whose states take too much work to find is refused here, not where a text gets there.
         """
         frame, state = self.machine.action(code) if code >= walk.PUSH else (0, code)
-        with self.machine.fuel.at_most(PREPARE_WORK):
-            self._inner_of(state, 0, self.machine.stack(frame, 0))
+        self._prepares = True
+        try:
+            with self.machine.fuel.at_most(PREPARE_WORK):
+                self._inner_of(state, 0, self.machine.stack(frame, 0))
+        finally:
+            self._prepares = False
 
     def prepare_text(self, base: int) -> None:
         """Find the tokens that stay within a string ahead of time; ``base``: what ``inside_string`` says of a state."""
@@ -333,6 +339,8 @@ class Masks:
         mask = np.zeros(self.vocabulary.num_words, np.uint32)
         needs = np.full(32 * self.vocabulary.num_words, MAX_NEED + 1, np.uint16) if text.is_counted else None
         if needs is None and not machine.expressions.is_plain[text.expr]:
+            if self._prepares:
+                raise NoParts
             exits, regions = self._joint_sets.walk(self._nodes_of(part), text, mask)
         else:
             exits, regions = self._part_sets.walk(self._nodes_of(part), text, mask, needs)
