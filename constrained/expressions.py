@@ -85,6 +85,7 @@ class Expressions:
         self._intersections: dict[tuple[int, ...], int] = {}
         self._alive: dict[int, bool] = {}
         self._shortest: dict[int, int] = {NOTHING: NO_TEXT, EMPTY: 0}
+        self._longest: dict[int, int] = {}
         self._at_least: dict[int, int] = {}
         self._spreads: dict[int, LengthSpread | None] = {}
         self._length_bounds: dict[int, tuple[int, int, int | None] | None] = {}
@@ -840,7 +841,7 @@ class Expressions:
             if self.is_plain[inner]:
                 shortest = self.shortest(inner)
                 assert shortest is not None  # it is plain
-                if high is not None and shortest > high:
+                if shortest > (NO_TEXT - 1 if high is None else high):
                     return False
                 if shortest >= low or self._has_all_lengths(inner, low, high):
                     return True
@@ -1104,6 +1105,12 @@ class Expressions:
     def longest(self, expr: int) -> int:
         """The number of characters of the longest text of a plain expression, as ``shortest`` counts; NO_TEXT if there
         is none that is the longest."""
+        found = self._longest.get(expr)
+        if found is None:
+            found = self._longest[expr] = self._make_longest(expr)
+        return found
+
+    def _make_longest(self, expr: int) -> int:
         node = self.nodes[expr]
         match node[0]:
             case "empty":

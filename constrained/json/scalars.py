@@ -336,7 +336,7 @@ class Scalars:
         and need none."""
         machine = self.machine
         machine.set_short_twin(state, lambda: self._short_twin(exprs, spelling))
-        if len(exprs) == 1 and spelling.counted <= 1 and self.ex.is_plain[exprs[0]]:
+        if len(exprs) == 1 and spelling.counted <= (1 if self.ex.is_plain[exprs[0]] else 0):
             machine.string_texts[state] = StringText(
                 exprs[0], spelling.free, spelling.counted == 1, lambda expr: self._string((expr,), spelling)
             )

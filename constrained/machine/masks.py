@@ -17,6 +17,7 @@ from ..tables import PART_BITS
 from ..token_parts import SHORT_TOKEN, parts_of
 from ..vocabulary import Trie
 from . import walk
+from .joint_sets import JointSets
 from .lazy_masks import LazyMasks
 from .machine import MASK_WORK, Machine
 from .part_sets import BACKSLASH, NoParts, PartSets, StringText
@@ -69,6 +70,8 @@ class Masks:
         self._short: Recent[tuple[int, int, int], _Inner] = Recent(capacity)  # of short tokens alone
         self._parts = parts_of(vocabulary)
         self._part_sets = PartSets(machine.expressions)
+        self._joint_sets = JointSets(self._part_sets)
+        self._prepares = False
         self._within: Recent[tuple[int, int, int, int], np.ndarray] = Recent(capacity)  # of counted strings
         self._failed: dict[int, GrammarError] = {}  # configurations whose mask took too much work
         self._only: dict[int, int] = {}
@@ -82,10 +85,11 @@ class Masks:
         self._long = self._part_tries[1] if self._part_tries else None
         self.lazy = LazyMasks(machine, self.walker, capacity)
         self._repeats = Repeats(machine)
-        text = StringText(machine.expressions.any_char, False, False, lambda expr: DEAD_STATE)
-        order = vocabulary.trie.token_order
+        ex, order = machine.expressions, vocabulary.trie.token_order
         few = vocabulary.build_trie(order[:: len(order) // 64 + 1])
-        self._part_sets.walk(few, text, np.zeros(vocabulary.num_words, np.uint32))  # loads compiled code
+        nothing = np.zeros(vocabulary.num_words, np.uint32)
+        for sets, expr in ((self._part_sets, ex.any_char), (self._joint_sets, ex.intersect(ex.any_char, ex.text))):
+            sets.walk(few, StringText(expr, False, False, lambda expr: DEAD_STATE), nothing)  # loads compiled code
 
     @property
     def is_full(self) -> bool:
@@ -118,11 +122,16 @@ class Masks:
     def prepare(self, code: int) -> None:
         """Walk inside a value ahead of time, from where a row code leads to; the machine's lock is held.
 
-        Raises GrammarTooComplex where it takes ``PREPARE_WORK``.
+        Raises GrammarTooComplex where it takes ``PREPARE_WORK``. States are made for it, so that a string of several
+        languages whose states take too much work to find is refused here, not where a text gets there.
         """
         frame, state = self.machine.action(code) if code >= walk.PUSH else (0, code)
-        with self.machine.fuel.at_most(PREPARE_WORK):
-            self._inner_of(state, 0, self.machine.stack(frame, 0))
+        self._prepares = True
+        try:
+            with self.machine.fuel.at_most(PREPARE_WORK):
+                self._inner_of(state, 0, self.machine.stack(frame, 0))
+        finally:
+            self._prepares = False
 
     def prepare_text(self, base: int) -> None:
         """Find the tokens that stay within a string ahead of time; ``base``: what ``inside_string`` says of a state."""
@@ -325,7 +334,7 @@ class Masks:
         return _Inner(key, _frozen(mask), trie, exits)
 
     def _walk_text(self, key: tuple[int, int, int], text: StringText, part: np.ndarray | None) -> _Inner:
-        """``_walk_inside`` a string of one language, by its parts. Raises NoParts."""
+        """``_walk_inside`` a string of one language, by its parts, or of several. Raises NoParts."""
         machine = self.machine
         state, _, barrier = key
         is_filtered = machine.arrays[walk.FRAME_FILTER][barrier] != 0
@@ -334,7 +343,12 @@ class Masks:
         trie = self.walker.whole if part is None else part
         mask = np.zeros(self.vocabulary.num_words, np.uint32)
         needs = np.full(32 * self.vocabulary.num_words, MAX_NEED + 1, np.uint16) if text.is_counted else None
-        exits, regions = self._part_sets.walk(self._nodes_of(part), text, mask, needs)
+        if needs is None and not machine.expressions.is_plain[text.expr]:
+            if self._prepares:
+                raise NoParts
+            exits, regions = self._joint_sets.walk(self._nodes_of(part), text, mask)
+        else:
+            exits, regions = self._part_sets.walk(self._nodes_of(part), text, mask, needs)
         if regions:
             stack, pending = machine.stack(barrier, 0), []
             for node, expr, count in regions:

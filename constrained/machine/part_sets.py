@@ -37,15 +37,19 @@ NEVER = 1 << 30  # no number of characters
 NO_BOUND = 1 << 29  # as the upper bound of a repeat
 NOT_MADE, REFUSED, LACKS_RULES, NO_ROOM = 0, -1, -2, -3  # steps; others are the numbers of sets (NO_ROOM: or no work)
 NO_RULE, ASKED = -1, -2  # instead of the number of a rule
-# Columns of a part: its shape, the characters of its shortest text, its padding where it may end (else NEVER).
-SHAPE, LEFT, PADDING = range(3)
-# Columns of a set: those of its shortest part, the least padding, whether any character may come first, and the last
-# round in which a rule of its parts was missing.
-S_LEFT, S_PADDING, S_WIDE, S_LACKED_IN = range(4)
+# Columns of a part: its shape, the characters of its shortest text, its padding where it may end (else NEVER), the
+# characters of its longest text (NEVER if there is none).
+SHAPE, LEFT, PADDING, MOST = range(4)
+# Columns of a set: those of its shortest part, the least padding, whether any character may come first, the last
+# round in which a rule of its parts was missing, the characters of the longest text, and whether it has every text.
+S_LEFT, S_PADDING, S_WIDE, S_LACKED_IN, S_MOST, S_WHOLE = range(6)
 # Columns of a shape: the number of its repeats, the characters that its other elements have at least, its padding where
-# all repeats may be left out (NEVER if it may not end), whether any character may come first; then for each repeat the
-# characters of the shortest text that is repeated.
-NUM_REPEATS, OTHERS_LEFT, LAST_PADDING, WIDE, INNER_LEFT = range(5)
+# all repeats may be left out (NEVER if it may not end), whether any character may come first, the characters that its
+# other elements have at most; then for each repeat the characters of the shortest text that is repeated, and behind
+# these for each those of the longest one.
+NUM_REPEATS, OTHERS_LEFT, LAST_PADDING, WIDE, OTHERS_MOST, INNER_LEFT = range(6)
+INNER_MOST = INNER_LEFT + MOST_REPEATS
+TEXT_SHAPE = 0  # that of any character, repeated
 # Columns of a move: its bytes, the shape that it leads to; then for each repeat of that the repeat whose bounds it has
 # (-1: those that follow), whether one repeat less is left, a lower and an upper bound.
 M_BYTES, M_SHAPE, M_BOUNDS = range(3)
@@ -92,18 +96,18 @@ class PartSets:
 
     def __init__(self, ex: Expressions) -> None:
         self.ex = ex
-        self._escapes = np.zeros(256, np.uint8)  # the character that a byte behind a backslash stands for
-        self._escapes[list(SIMPLE_ESCAPES)] = list(SIMPLE_ESCAPES.values())
-        self._is_missing = np.array([not ex.available >> byte & 1 for byte in range(256)], np.uint8)
+        self.escapes = np.zeros(256, np.uint8)  # the character that a byte behind a backslash stands for
+        self.escapes[list(SIMPLE_ESCAPES)] = list(SIMPLE_ESCAPES.values())
+        self.is_missing = np.array([not ex.available >> byte & 1 for byte in range(256)], np.uint8)
         self._counts = np.zeros(6, np.int64)
         self._sets = np.zeros((MAX_SETS, MAX_PARTS // 64), np.uint64)
         self._steps = np.zeros((MAX_SETS, 256), np.int32)
-        self._about_sets = np.zeros((MAX_SETS, 4), np.int32)
+        self._about_sets = np.zeros((MAX_SETS, 6), np.int32)
         self._table = np.zeros(4 << (MAX_SETS - 1).bit_length(), np.int32)
-        self._parts = np.zeros((MAX_PARTS, 3), np.int32)
+        self._parts = np.zeros((MAX_PARTS, 4), np.int32)
         self._bounds = np.zeros((MAX_PARTS, 2 * MOST_REPEATS), np.int32)
         self._part_table = np.zeros(4 * MAX_PARTS, np.int32)
-        self._shapes = np.zeros((MAX_RULES, INNER_LEFT + MOST_REPEATS), np.int32)
+        self._shapes = np.zeros((MAX_RULES, INNER_MOST + MOST_REPEATS), np.int32)
         self._rule_keys = np.full(4 * MAX_RULES, -1, np.int64)
         self._rule_at = np.zeros(4 * MAX_RULES, np.int32)
         self._rules = np.zeros((MAX_RULES, 2), np.int32)  # the first move, and how many
@@ -118,19 +122,22 @@ class PartSets:
         self._exits = np.empty((0, 5), np.int64)
         self._out = np.empty((0, 4), np.int64)
         self._no_needs = np.zeros(0, np.uint16)
-        self._tables = (
+        self.tables = (
             self._counts, self._sets, self._steps, self._about_sets, self._table, self._parts, self._bounds,
             self._part_table, self._shapes, self._rule_keys, self._rule_at, self._rules, self._moves, self._has_byte,
             self._kinds, self._lacking, self._set, self._members, self._following,
         )  # fmt: skip
-        self._forget()
+        self.age = 0  # grows where the numbers of sets mean others
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forget everything, also where rules that were asked for were not made."""
         self._elements: list[tuple[Element, ...]] = []  # of each shape
         self._numbers: dict[tuple[Element, ...], int] = {}
         self._number_of_bytes: dict[int, int] = {}
         self.num_rules = self._num_moves = 0
         self._rule_keys[:] = -1
+        self._shape(((self.ex.any_char, True),))  # TEXT_SHAPE
         self._forget_sets()
 
     def _forget_sets(self) -> None:
@@ -138,6 +145,7 @@ class PartSets:
         self._table[:] = 0
         self._part_table[:] = 0
         self._counts[:ROUND] = 1, 1, 0, 0  # the number 0 is no set and no part
+        self.age += 1
 
     @property
     def num_parts(self) -> int:
@@ -149,12 +157,7 @@ class PartSets:
         ``needs`` uint16 [32 * words], of a counted string: the characters that each allowed token brings and that have
         to follow it.
         """
-        counts = self._counts
-        most_rules = max(self.num_rules, len(self._elements), len(self._number_of_bytes))
-        if 2 * most_rules > MAX_RULES or 2 * self._num_moves > MAX_MOVES:
-            self._forget()
-        elif 2 * counts[NUM_PARTS] > MAX_PARTS or 2 * counts[NUM_SETS] > MAX_SETS:
-            self._forget_sets()
+        self.make_room()
         if len(self._path) < trie.max_depth + 2:
             self._path = np.zeros((trie.max_depth + 2, 3), np.int64)
         if len(self._out) < trie.num_nodes:
@@ -162,40 +165,57 @@ class PartSets:
         try:
             return self._walk(trie, text, mask, self._no_needs if needs is None else needs)
         except BaseException:
-            self._forget()  # some rules that were asked for were not made
+            self.forget()  # some rules that were asked for were not made
             raise
+
+    def make_room(self) -> None:
+        """Forget what was found, if little room is left."""
+        counts = self._counts
+        most_rules = max(self.num_rules, len(self._elements), len(self._number_of_bytes))
+        if 2 * most_rules > MAX_RULES or 2 * self._num_moves > MAX_MOVES:
+            self.forget()
+        elif 2 * counts[NUM_PARTS] > MAX_PARTS or 2 * counts[NUM_SETS] > MAX_SETS:
+            self._forget_sets()
+
+    def begin_round(self) -> None:
+        """Have rules that are missing be noted again, and count work from zero."""
+        self._counts[MOST_WORK] = MAX_WORK
+        self._counts[ROUND] += 1
+
+    def finish_round(self) -> None:
+        """Count the work, and make the rules that were missing."""
+        counts = self._counts
+        self.ex.fuel.spend(int(counts[WORK]) // MOVES_OF_FUEL)
+        counts[WORK] %= MOVES_OF_FUEL
+        for key in self._lacking[: counts[NUM_LACKING]].tolist():
+            self._make_rule(key)
+        counts[NUM_LACKING] = 0
 
     def _walk(self, trie: Trie, text: StringText, mask: np.ndarray, needs: np.ndarray) -> Found:
         nodes = (trie.node_byte, trie.node_depth, trie.node_end, trie.first_token, trie.num_tokens, trie.token_order)
-        pending = np.array([[-1, self._set_of(text.expr), 0, BETWEEN]], np.int64)
+        pending = np.array([[-1, self.set_of(text.expr), 0, BETWEEN]], np.int64)
         exits: list[np.ndarray] = []
         regions: list[tuple[int, int, int]] = []
-        counts = self._counts
-        counts[MOST_WORK] = MAX_WORK
         while len(pending):
-            counts[ROUND] += 1
+            self.begin_round()
             num_exits, num_out = walk_sets(
-                *nodes, self._is_missing, self._escapes, self._tables, self._path, pending, text.is_free,
+                *nodes, self.is_missing, self.escapes, self.tables, self._path, pending, text.is_free,
                 text.is_counted, mask, needs, self._exits, self._out,
             )  # fmt: skip
-            self.ex.fuel.spend(int(counts[WORK]) // MOVES_OF_FUEL)
-            counts[WORK] %= MOVES_OF_FUEL
             if num_out < 0:
                 raise NoParts
             exits.append(self._exits[:num_exits].copy())
             pending = self._out[:num_out].copy()
             before_u = pending[:, 3] == BEFORE_U
-            regions += [(node, self._rest(s), count) for node, s, count, _ in pending[before_u].tolist()]
+            regions += [(node, self.rest(s), count) for node, s, count, _ in pending[before_u].tolist()]
             pending = pending[~before_u]
-            for key in self._lacking[: counts[NUM_LACKING]].tolist():
-                self._make_rule(key)
-            counts[NUM_LACKING] = 0
+            self.finish_round()
         if len(exits) == 1:
             return Found(exits[0], regions)
         whole = np.concatenate(exits)
         return Found(whole[np.argsort(whole[:, 0])], regions)
 
-    def _set_of(self, expr: int) -> int:
+    def set_of(self, expr: int) -> int:
         options = self._alternatives(expr)
         if len(options) > len(self._following):
             raise NoParts
@@ -203,12 +223,12 @@ class PartSets:
             elements, bounds = self._chain(option)
             self._following[i, 0] = self._shape(elements)
             self._following[i, 1 : 1 + 2 * len(bounds)] = [bound for pair in bounds for bound in pair]
-        found: int = find_set(self._tables, len(options))
+        found: int = find_set(self.tables, len(options))
         if found == NO_ROOM:
             raise NoParts
         return found
 
-    def _rest(self, number: int) -> int:
+    def rest(self, number: int) -> int:
         """The expression of what may follow in a set."""
         ex = self.ex
         options = []
@@ -260,8 +280,10 @@ class PartSets:
             head, repeats_head = elements[0] if elements else (EMPTY, False)
             is_wide = head == ex.any_char if repeats_head else (contains_all_texts_of(ex, head) or 0) >= 1
             row = self._shapes[found]
-            row[:INNER_LEFT] = len(repeated), sum(map(self._left, others)), last, is_wide
+            most = min(sum(map(ex.longest, others)), NEVER)
+            row[:INNER_LEFT] = len(repeated), sum(map(self._left, others)), last, is_wide, most
             row[INNER_LEFT : INNER_LEFT + len(repeated)] = [self._left(expr) for expr in repeated]
+            row[INNER_MOST : INNER_MOST + len(repeated)] = [min(ex.longest(expr), NEVER) for expr in repeated]
             self._numbers[elements] = found
             self._elements.append(elements)
         return found
@@ -374,15 +396,16 @@ def find_part(tables, row):
         return np.int64(NO_ROOM)
     counts[NUM_PARTS] = number + 1
     table[slot] = number
-    left = np.int64(shapes[shape, OTHERS_LEFT])
+    left, most = np.int64(shapes[shape, OTHERS_LEFT]), np.int64(shapes[shape, OTHERS_MOST])
     may_be_empty = True  # all repeats
     for k in range(shapes[shape, NUM_REPEATS]):
         left += np.int64(row[1 + 2 * k]) * shapes[shape, INNER_LEFT + k]
+        most += np.int64(row[2 + 2 * k]) * shapes[shape, INNER_MOST + k]
         may_be_empty = may_be_empty and row[1 + 2 * k] == 0
     for k in range(bounds.shape[1]):
         bounds[number, k] = row[1 + k] if k < num_bounds else 0
     parts[number, SHAPE] = shape
-    parts[number, LEFT] = min(left, NEVER)
+    parts[number, LEFT], parts[number, MOST] = min(left, NEVER), min(most, NEVER)
     parts[number, PADDING] = shapes[shape, LAST_PADDING] if may_be_empty else NEVER
     return number
 
@@ -396,8 +419,9 @@ def find_set(tables, count):
     words = sets.shape[1]
     for w in range(words):
         wanted[w] = 0
-    left, padding, wide = np.int32(NEVER), np.int32(NEVER), np.int32(0)
+    left, padding, wide, most = np.int32(NEVER), np.int32(NEVER), np.int32(0), np.int32(0)
     last_word = 0
+    is_whole = False
     counts[WORK] += min(count, MOST_COMPARED) * count
     for i in range(count):
         shape = following[i, 0]
@@ -416,6 +440,7 @@ def find_set(tables, count):
                 break
         if is_covered:
             continue
+        is_whole = is_whole or (shape == TEXT_SHAPE and following[i, 1] == 0 and following[i, 2] == NO_BOUND)
         part = find_part(tables, following[i])
         if part == NO_ROOM:
             return np.int64(NO_ROOM)
@@ -423,6 +448,7 @@ def find_set(tables, count):
         last_word = max(last_word, part >> 6)
         left = min(left, parts[part, LEFT])
         padding = min(padding, parts[part, PADDING])
+        most = max(most, parts[part, MOST])
         wide |= shapes[shape, WIDE]
     key = np.uint64(0)
     for w in range(last_word + 1):
@@ -448,15 +474,32 @@ def find_set(tables, count):
     steps[number] = NOT_MADE
     about_sets[number, S_LEFT], about_sets[number, S_PADDING] = left, padding
     about_sets[number, S_WIDE], about_sets[number, S_LACKED_IN] = wide, 0
+    about_sets[number, S_MOST], about_sets[number, S_WHOLE] = most, is_whole
     return number
+
+
+@nb.njit(cache=True, nogil=True)
+def rule_of(tables, part):
+    """The number of the part's rule; NO_RULE if it is missing, which is noted once."""
+    counts, _, _, _, _, parts, bounds, _, shapes, keys, values = tables[:11]
+    lacking = tables[15]
+    key = rule_key(part, parts, bounds, shapes)
+    at = rule_slot(keys, key)
+    if keys[at] == -1:
+        if counts[NUM_LACKING] < len(lacking):
+            keys[at], values[at] = key, ASKED
+            lacking[counts[NUM_LACKING]] = key
+            counts[NUM_LACKING] += 1
+        return np.int64(NO_RULE)
+    return np.int64(values[at]) if values[at] != ASKED else np.int64(NO_RULE)
 
 
 @nb.njit(cache=True, nogil=True)
 def members_of(tables, number):
     """How many parts a set has, whose numbers are written to ``members``. Negative if rules of some are missing; those
     are noted, each once."""
-    counts, sets, _, about_sets, _, parts, bounds, _, shapes, keys, values = tables[:11]
-    lacking, members = tables[15], tables[17]
+    counts, sets, _, about_sets = tables[:4]
+    members = tables[17]
     found = 0
     is_whole = True
     for w in range((counts[NUM_PARTS] + 63) >> 6):
@@ -470,16 +513,7 @@ def members_of(tables, number):
             if bits & np.uint64(1):
                 members[found] = part
                 found += 1
-                key = rule_key(part, parts, bounds, shapes)
-                at = rule_slot(keys, key)
-                if keys[at] == -1:
-                    if counts[NUM_LACKING] < len(lacking):
-                        keys[at], values[at] = key, ASKED
-                        lacking[counts[NUM_LACKING]] = key
-                        counts[NUM_LACKING] += 1
-                    is_whole = False
-                elif values[at] == ASKED:
-                    is_whole = False
+                is_whole = rule_of(tables, part) >= 0 and is_whole
             bits >>= np.uint64(1)
             part += 1
     if not is_whole:

@@ -270,3 +270,9 @@ def test_alternatives_with_one_beginning_are_that_and_what_may_follow(head: str)
         for length in range(6):
             for text in map("".join, itertools.product("abé", repeat=length)):
                 assert ex.matches(found, text.encode()) == bool(whole.fullmatch(text)), (chosen, text)
+
+
+def test_long_texts_that_are_no_text_are_none() -> None:
+    ex = Expressions()
+    assert not ex.is_nonempty(ex.intersect(ex.repeat(ex.any_char, 2, None), ex.complement(ex.text)))
+    assert ex.is_nonempty(ex.intersect(ex.repeat(ex.any_char, 2, None), ex.complement(ex.literal(b"ab"))))

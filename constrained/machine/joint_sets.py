@@ -1,0 +1,544 @@
+"""Walks of a token trie within a string of several languages at once, which need no states of the machine.
+
+What may follow in such a string is a *joint*: a formula (and, or, not) over languages, and for each of them the set of
+its parts (``part_sets``), 0 where no text of it is left. Compiled code follows the sets side by side. Whether a joint
+can be completed is told by the formula where languages are lost, are every text, or have bounds on their lengths that
+exclude each other; else by a text that is found to be in it: one of a few short ones, or the shortest text of one of
+its languages. Python is asked only where none of these tells.
+"""
+
+import numba as nb
+import numpy as np
+
+from ..expressions import LIKED, NOTHING, Expressions
+from ..vocabulary import Trie
+from .part_sets import (
+    BACKSLASH,
+    BEFORE_U,
+    BEHIND_BACKSLASH,
+    BETWEEN,
+    LACKS_RULES,
+    LEFT,
+    LETTER_U,
+    M_BYTES,
+    MOST,
+    NEVER,
+    NO_ROOM,
+    NO_RULE,
+    NOT_MADE,
+    QUOTE,
+    REFUSED,
+    ROUND,
+    S_LACKED_IN,
+    S_LEFT,
+    S_MOST,
+    S_PADDING,
+    S_WHOLE,
+    S_WIDE,
+    SLASH,
+    WORK,
+    Found,
+    NoParts,
+    PartSets,
+    StringText,
+    find_part,
+    follow,
+    make_step,
+    members_of,
+    rule_of,
+)  # fmt: skip
+
+MAX_JOINTS = 4096
+MAX_FORMULAS = 512
+MOST_LANGUAGES = 8
+MOST_OPERATIONS = 64
+MOST_TRIED = 48  # bytes of a language's shortest text
+MOST_PASSED = 256  # characters: of longer texts none is tried for its length
+MOST_ASKED = 24  # joints, in one walk
+NOT, AND, OR = -1, -2, -3  # operations of a formula, in postfix order; from 0 on: the numbers of its languages
+FALSE, TRUE, NOT_TOLD = 0, 1, 2
+LACKS_ANSWER = LACKS_RULES - 100  # a step to a joint of which Python has to tell whether it can be completed
+# Columns of a joint: whether it can be completed, may end, may go on with an escape; the last round in which something
+# that it needs was missing.
+J_ALIVE, J_ENDS, J_ESCAPES, J_ASKED_IN = range(4)
+# The last two: the text of ``TEXTS`` and the way (``has_tried_text``) that completed a joint last.
+NUM_JOINTS, NUM_ASKED, WHOLE_SET, LAST_TEXT, LAST_WAY = range(5)
+TEXTS = (b"aaaa", b" a", b"0", b"-", b".", b"1234", b"\x80", b"\x80\x80", b"\x80\x80\x80")  # that are tried
+ESCAPED_CHARS = bytes([QUOTE, BACKSLASH, 9, 10, 13, *(c for c in range(0x20) if c not in (9, 10, 13))])
+
+
+class JointSets:
+    """The joints of one store, forgotten where there is no more room. Callers hold the machine's lock."""
+
+    def __init__(self, part_sets: PartSets) -> None:
+        self.ex: Expressions = part_sets.ex
+        self._part_sets = part_sets
+        self._age = -1
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._unsuitable: set[tuple[int, ...]] = set()  # formulas of which too many joints were asked
+        self._counts = np.zeros(5, np.int64)
+        self._joints = np.zeros((MAX_JOINTS, 1 + MOST_LANGUAGES), np.int32)  # the formula, and the sets
+        self._steps = np.zeros((MAX_JOINTS, 256), np.int32)
+        self._about = np.zeros((MAX_JOINTS, 4), np.int32)
+        self._table = np.zeros(4 * MAX_JOINTS, np.int32)
+        self._formulas = np.zeros((MAX_FORMULAS, 2 + MOST_OPERATIONS), np.int32)  # languages, operations, and these
+        self._asked = np.zeros(MAX_JOINTS, np.int32)
+        self._stack = np.zeros((MOST_OPERATIONS, 3), np.int64)
+        self._next = np.zeros(1 + MOST_LANGUAGES, np.int32)  # a joint under way
+        self._tried = np.zeros((4, 1 + MOST_LANGUAGES), np.int32)
+        self._texts = np.zeros((len(TEXTS), 1 + max(map(len, TEXTS))), np.uint8)
+        for row, text in zip(self._texts, TEXTS, strict=True):
+            row[0], row[1 : 1 + len(text)] = len(text), list(text)
+        liked = np.array(list(LIKED), np.uint8)
+        self._tables = (
+            self._counts, self._joints, self._steps, self._about, self._table, self._formulas, self._asked, self._stack,
+            self._next, self._tried, self._texts, liked, np.array(list(ESCAPED_CHARS), np.uint8),
+        )  # fmt: skip
+        self._path = np.zeros((0, 2), np.int64)
+        self._exits = np.empty((0, 5), np.int64)
+        self._out = np.empty((0, 3), np.int64)
+
+    def walk(self, trie: Trie, text: StringText, mask: np.ndarray) -> Found:
+        """As ``PartSets.walk``, of a string that is not counted. A ``/`` behind a backslash is not walked either where
+        it may be allowed."""
+        parts = self._part_sets
+        parts.make_room()
+        if self._age != parts.age or 2 * self._counts[NUM_JOINTS] > MAX_JOINTS or 2 * len(self._numbers) > MAX_FORMULAS:
+            self._forget()
+        if len(self._path) < trie.max_depth + 2:
+            self._path = np.zeros((trie.max_depth + 2, 2), np.int64)
+        if len(self._out) < trie.num_nodes:
+            self._exits, self._out = (np.empty((trie.num_nodes, columns), np.int64) for columns in (5, 3))
+        try:
+            return self._walk(trie, text, mask)
+        except BaseException:
+            parts.forget()
+            raise
+
+    def _forget(self) -> None:
+        self._age = self._part_sets.age
+        self._numbers.clear()
+        self._table[:] = 0
+        self._counts[:LAST_TEXT] = 1, 0, self._part_sets.set_of(self.ex.text)  # the number 0 is no joint
+
+    def _walk(self, trie: Trie, text: StringText, mask: np.ndarray) -> Found:
+        nodes = (trie.node_byte, trie.node_depth, trie.node_end, trie.first_token, trie.num_tokens, trie.token_order)
+        parts = self._part_sets
+        pending = np.array([[-1, self._joint(text.expr), BETWEEN]], np.int64)
+        exits: list[np.ndarray] = []
+        regions: list[tuple[int, int, int]] = []
+        num_asked = 0
+        while len(pending):
+            parts.begin_round()
+            num_exits, num_out = walk_joints(
+                *nodes, parts.is_missing, parts.escapes, parts.tables, self._tables, self._path, pending, mask,
+                self._exits, self._out,
+            )  # fmt: skip
+            if num_out < 0:
+                raise NoParts
+            exits.append(self._exits[:num_exits].copy())
+            pending = self._out[:num_out].copy()
+            behind = pending[:, 2] == BEFORE_U
+            regions += [(node, self._rest(joint), 0) for node, joint, _ in pending[behind].tolist()]
+            pending = pending[~behind]
+            parts.finish_round()
+            num_asked += int(self._counts[NUM_ASKED])
+            if num_asked > MOST_ASKED:
+                number = self._joints[self._asked[0], 0]
+                self._unsuitable.add(tuple(self._formulas[number, 2 : 2 + self._formulas[number, 1]].tolist()))
+                raise NoParts
+            for joint in self._asked[: self._counts[NUM_ASKED]].tolist():
+                self._about[joint, J_ALIVE] = TRUE if self.ex.is_nonempty(self._rest(joint)) else FALSE
+            self._counts[NUM_ASKED] = 0
+        whole = np.concatenate(exits)
+        return Found(whole[np.argsort(whole[:, 0])], regions)
+
+    def _joint(self, expr: int) -> int:
+        languages: dict[int, int] = {}
+        operations: list[int] = []
+        nodes = self.ex.nodes
+
+        def add(expr: int) -> None:
+            node = nodes[expr]
+            if self.ex.is_plain[expr]:
+                operations.append(languages.setdefault(expr, len(languages)))
+            elif node[0] == "not":
+                add(node[1])
+                operations.append(NOT)
+            elif node[0] in ("and", "or"):
+                add(node[1])
+                for part in node[2:]:
+                    add(part)
+                    operations.append(AND if node[0] == "and" else OR)
+            else:
+                raise NoParts
+
+        add(expr)
+        if len(languages) > MOST_LANGUAGES or len(operations) > MOST_OPERATIONS:
+            raise NoParts
+        key = tuple(operations)
+        if key in self._unsuitable:
+            raise NoParts
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._numbers)
+            self._formulas[number, : 2 + len(key)] = len(languages), len(key), *key
+        self._next[:] = 0
+        self._next[0] = number
+        for i, language in enumerate(languages):
+            self._next[1 + i] = 0 if language == NOTHING else self._part_sets.set_of(language)
+        found: int = find_joint(self._part_sets.tables, self._tables)
+        if found == NO_ROOM:
+            raise NoParts
+        self._about[found, J_ALIVE] = TRUE
+        return found
+
+    def _rest(self, joint: int) -> int:
+        """The expression of what may follow in a joint."""
+        ex = self.ex
+        formula, *sets = self._joints[joint].tolist()
+        stack: list[int] = []
+        for operation in self._formulas[formula, 2 : 2 + self._formulas[formula, 1]].tolist():
+            if operation >= 0:
+                stack.append(self._part_sets.rest(sets[operation]) if sets[operation] else NOTHING)
+            elif operation == NOT:
+                stack.append(ex.complement(stack.pop()))
+            else:
+                one, other = stack.pop(), stack.pop()
+                stack.append(ex.intersect(one, other) if operation == AND else ex.union(one, other))
+        return stack[0]
+
+
+@nb.njit(cache=True, nogil=True)
+def evaluated(about_sets, formulas, joint, is_end, stack):
+    """The formula of the row ``joint``: whether a text that ends here is in it; or, unless ``is_end``, TRUE where every
+    text that follows is, FALSE where none is, and NOT_TOLD.
+
+    Beside a value, ``stack`` has bounds on the lengths of its texts.
+    """
+    formula = joint[0]
+    top = 0
+    for at in range(2, 2 + formulas[formula, 1]):
+        operation = formulas[formula, at]
+        if operation >= 0:
+            s = joint[1 + operation]
+            if is_end:
+                stack[top, 0] = TRUE if s > 0 and about_sets[s, S_PADDING] != NEVER else FALSE
+            else:
+                stack[top, 0] = FALSE if s == 0 else TRUE if about_sets[s, S_WHOLE] != 0 else NOT_TOLD
+                stack[top, 1], stack[top, 2] = about_sets[s, S_LEFT], about_sets[s, S_MOST]
+            top += 1
+            continue
+        last = top - 1
+        if operation == NOT:
+            if stack[last, 0] != NOT_TOLD:
+                stack[last, 0] = TRUE - stack[last, 0]
+            stack[last, 1], stack[last, 2] = 0, NEVER
+            continue
+        top -= 1
+        one, other = stack[last - 1, 0], stack[last, 0]
+        if operation == AND:
+            value = FALSE if one == FALSE or other == FALSE else TRUE if one == TRUE and other == TRUE else NOT_TOLD
+            stack[last - 1, 1] = max(stack[last - 1, 1], stack[last, 1])
+            stack[last - 1, 2] = min(stack[last - 1, 2], stack[last, 2])
+            if value == NOT_TOLD and not is_end and stack[last - 1, 1] > stack[last - 1, 2]:
+                value = FALSE
+        else:
+            value = TRUE if one == TRUE or other == TRUE else FALSE if one == FALSE and other == FALSE else NOT_TOLD
+            if one == FALSE:
+                stack[last - 1, 1], stack[last - 1, 2] = stack[last, 1], stack[last, 2]
+            elif other != FALSE:
+                stack[last - 1, 1] = min(stack[last - 1, 1], stack[last, 1])
+                stack[last - 1, 2] = max(stack[last - 1, 2], stack[last, 2])
+        stack[last - 1, 0] = value
+    return stack[0, 0]
+
+
+@nb.njit(cache=True, nogil=True)
+def find_joint(tables, joint_tables):
+    """The number of the joint under way, a new one if there is none; NO_ROOM if there is no room."""
+    counts, joints, steps, about, table, formulas, _, stack, wanted = joint_tables[:9]
+    key = np.uint64(0)
+    for i in range(len(wanted)):
+        key = (key ^ np.uint64(wanted[i])) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    slots = len(table) - 1
+    slot = np.int64(key & np.uint64(slots))
+    while table[slot] > 0:
+        found = np.int64(table[slot])
+        i = 0
+        while i < len(wanted) and joints[found, i] == wanted[i]:
+            i += 1
+        if i == len(wanted):
+            return found
+        slot = (slot + 1) & slots
+    number = counts[NUM_JOINTS]
+    if number == len(joints):
+        return np.int64(NO_ROOM)
+    counts[NUM_JOINTS] = number + 1
+    table[slot] = number
+    joints[number] = wanted
+    steps[number] = NOT_MADE
+    ends = evaluated(tables[3], formulas, wanted, True, stack)
+    about[number, J_ALIVE], about[number, J_ENDS] = TRUE if ends == TRUE else NOT_TOLD, ends
+    about[number, J_ESCAPES], about[number, J_ASKED_IN] = NOT_TOLD, 0
+    return number
+
+
+@nb.njit(cache=True, nogil=True)
+def step_sets(tables, joint, byte, num_languages, whole, into):
+    """Write the row of a joint after a byte; NO_ROOM, LACKS_RULES, else 0. ``whole``: the set of every text."""
+    counts, steps, about_sets = tables[0], tables[2], tables[3]
+    lacks = False
+    into[0] = joint[0]
+    for i in range(1, 1 + num_languages):
+        s = np.int64(joint[i])
+        step = np.int64(0)
+        if s > 0:
+            step = np.int64(steps[s, byte])
+            if step == NOT_MADE:
+                is_noted = about_sets[s, S_LACKED_IN] == counts[ROUND]
+                step = np.int64(LACKS_RULES) if is_noted else make_step(tables, s, byte)
+            if step == NO_ROOM:
+                return np.int64(NO_ROOM)
+            lacks = lacks or step == LACKS_RULES
+        into[i] = whole if step > 0 and about_sets[step, S_WHOLE] != 0 else max(step, 0)
+    for i in range(1 + num_languages, len(into)):
+        into[i] = 0
+    return np.int64(LACKS_RULES) if lacks else np.int64(0)
+
+
+@nb.njit(cache=True, nogil=True)
+def has_listed_text(tables, joint_tables, joint):
+    """TRUE if one of ``TEXTS`` or its beginnings completes the row of a joint, else FALSE; NO_ROOM, LACKS_RULES."""
+    about_sets = tables[3]
+    formulas, stack, tried, texts = joint_tables[5], joint_tables[7], joint_tables[9], joint_tables[10]
+    num_languages, whole = np.int64(formulas[joint[0], 0]), joint_tables[0][WHOLE_SET]
+    lacks = False
+    last = joint_tables[0][LAST_TEXT]
+    for i in range(len(texts)):
+        t = (last + i) % len(texts)
+        tried[0] = joint
+        for n in range(texts[t, 0]):
+            to = tried[1 - (n & 1)]
+            step = step_sets(tables, tried[n & 1], np.int64(texts[t, 1 + n]), num_languages, whole, to)
+            if step == NO_ROOM:
+                return step
+            lacks = lacks or step == LACKS_RULES
+            if step != 0 or evaluated(about_sets, formulas, to, False, stack) == FALSE:
+                break
+            if evaluated(about_sets, formulas, to, True, stack) == TRUE:
+                joint_tables[0][LAST_TEXT] = t
+                return np.int64(TRUE)
+    return np.int64(LACKS_RULES) if lacks else np.int64(FALSE)
+
+
+@nb.njit(cache=True, nogil=True)
+def has_shortest_text(tables, joint_tables, number, language, least):
+    """As ``has_listed_text``, of the shortest text of a language, and of that with one of ``TEXTS`` behind; of
+    a text of about ``least`` characters where the shortest one has fewer."""
+    counts, about_sets, parts, bounds = tables[0], tables[3], tables[5], tables[6]
+    shapes, rules, moves, has_byte = tables[8], tables[11], tables[12], tables[13]
+    members, following = tables[17], tables[18]
+    joints, formulas, stack, tried, liked = (
+        joint_tables[1], joint_tables[5], joint_tables[7], joint_tables[9], joint_tables[11],
+    )  # fmt: skip
+    num_languages, whole = np.int64(formulas[joints[number, 0], 0]), joint_tables[0][WHOLE_SET]
+    s = np.int64(joints[number, 1 + language])
+    num_members = members_of(tables, s) if s > 0 else np.int64(0)
+    if num_members <= 0:
+        return np.int64(FALSE) if num_members == 0 else np.int64(LACKS_RULES)
+    part = np.int64(members[0])
+    for m in range(num_members):
+        if parts[members[m], LEFT] < parts[part, LEFT]:
+            part = np.int64(members[m])
+    tried[2] = joints[number]
+    at = 2  # the row of ``tried`` that the text has led to
+    count = 0  # characters
+    for _ in range(MOST_TRIED + least):
+        is_long = count + parts[part, LEFT] >= least
+        if is_long and parts[part, LEFT] == 0:
+            break
+        rule = rule_of(tables, part)
+        if rule == NO_RULE:
+            return np.int64(LACKS_RULES)
+        counts[WORK] += rules[rule, 1]
+        best, to = np.int64(-1), np.int64(-1)
+        for m in range(rules[rule, 0], rules[rule, 0] + rules[rule, 1]):
+            follow(moves, m, bounds, part, shapes, following[0])
+            after = find_part(tables, following[0])
+            if after == NO_ROOM:
+                return np.int64(NO_ROOM)
+            column = LEFT if to < 0 or is_long or parts[after, MOST] == parts[to, MOST] else MOST
+            if to < 0 or (parts[after, column] < parts[to, column]) == (column == LEFT):
+                best, to = np.int64(m), after
+        if best < 0:
+            return np.int64(FALSE)
+        n = 0
+        while has_byte[moves[best, M_BYTES], liked[n]] == 0:
+            n += 1
+        count += liked[n] < 0x80 or liked[n] >= 0xC0
+        step = step_sets(tables, tried[at], np.int64(liked[n]), num_languages, whole, tried[5 - at])
+        if step != 0:
+            return step
+        at = 5 - at
+        if evaluated(about_sets, formulas, tried[at], False, stack) == FALSE:
+            return np.int64(FALSE)
+        if evaluated(about_sets, formulas, tried[at], True, stack) == TRUE:
+            return np.int64(TRUE)
+        part = to
+    return has_listed_text(tables, joint_tables, tried[at])
+
+
+@nb.njit(cache=True, nogil=True)
+def has_tried_text(tables, joint_tables, number):
+    """TRUE if one of the texts that are tried completes the joint, FALSE if none of them does; NO_ROOM, LACKS_RULES."""
+    about_sets, joints, formulas = tables[3], joint_tables[1], joint_tables[5]
+    num_languages = np.int64(formulas[joints[number, 0], 0])
+    num_ways = 1 + (num_languages + 1) * num_languages
+    lacks = False
+    for i in range(num_ways):
+        way = (joint_tables[0][LAST_WAY] + i) % num_ways
+        if way == 0:
+            told = has_listed_text(tables, joint_tables, joints[number])
+        else:  # a text of ``language`` that is longer than all of the language ``bound``
+            bound, language = (way - 1) // num_languages - 1, (way - 1) % num_languages
+            least = np.int64(0)
+            if bound >= 0:
+                s = joints[number, 1 + bound]
+                least = np.int64(about_sets[s, S_MOST]) + 1
+                if s == 0 or language == bound or least > MOST_PASSED:
+                    continue
+            told = has_shortest_text(tables, joint_tables, number, language, least)
+        if told == TRUE:
+            joint_tables[0][LAST_WAY] = way
+        if told in (TRUE, NO_ROOM):
+            return told
+        lacks = lacks or told == LACKS_RULES
+    return np.int64(LACKS_RULES) if lacks else np.int64(FALSE)
+
+
+@nb.njit(cache=True, nogil=True)
+def step_joint(tables, joint_tables, number, byte):
+    """The joint after a byte, which is noted; REFUSED, LACKS_RULES, LACKS_ANSWER, NO_ROOM."""
+    counts, joints, steps, about, _, formulas, asked, stack, wanted = joint_tables[:9]
+    step = np.int64(steps[number, byte])
+    if step != NOT_MADE:
+        return step
+    step = step_sets(tables, joints[number], byte, np.int64(formulas[joints[number, 0], 0]), counts[WHOLE_SET], wanted)
+    if step != 0:
+        return step
+    value = evaluated(tables[3], formulas, wanted, False, stack)
+    if value == FALSE:
+        steps[number, byte] = REFUSED
+        return np.int64(REFUSED)
+    found = find_joint(tables, joint_tables)
+    if found == NO_ROOM:
+        return found
+    if about[found, J_ALIVE] == NOT_TOLD:
+        if about[found, J_ASKED_IN] == tables[0][ROUND]:
+            return np.int64(LACKS_ANSWER)
+        told = np.int64(TRUE) if value == TRUE else has_tried_text(tables, joint_tables, found)
+        if told == NO_ROOM:
+            return told
+        if told != TRUE:
+            about[found, J_ASKED_IN] = tables[0][ROUND]
+            if told == FALSE:
+                asked[counts[NUM_ASKED]] = found
+                counts[NUM_ASKED] += 1
+            return np.int64(LACKS_ANSWER)
+        about[found, J_ALIVE] = TRUE
+    steps[number, byte] = found if about[found, J_ALIVE] == TRUE else REFUSED
+    return np.int64(steps[number, byte])
+
+
+@nb.njit(cache=True, nogil=True)
+def may_escape(tables, joint_tables, number):
+    """Whether a character that cannot stand for itself may follow, which is noted: TRUE, FALSE; LACKS_RULES,
+    LACKS_ANSWER, NO_ROOM."""
+    about, escaped = joint_tables[3], joint_tables[12]
+    lacks = np.int64(0)
+    for i in range(len(escaped)):
+        step = step_joint(tables, joint_tables, number, np.int64(escaped[i]))
+        if step == NO_ROOM:
+            return step
+        if step >= 0:
+            about[number, J_ESCAPES] = TRUE
+            return np.int64(TRUE)
+        if step != REFUSED:
+            lacks = step
+    if lacks != 0:
+        return lacks
+    about[number, J_ESCAPES] = FALSE
+    return np.int64(FALSE)
+
+
+@nb.njit(cache=True, nogil=True)
+def walk_joints(
+    node_byte, depths, ends, first, count, order, is_missing, escapes, tables, joint_tables, path, pending, mask, exits,
+    out,
+):  # fmt: skip
+    """Walk the regions in ``pending`` [n, 3] (node, joint, place), node -1 for the whole trie.
+
+    Returns the numbers of exits and of regions that are left, which are in ``out``: those where something is missing,
+    and those at a ``u`` or ``/`` behind a backslash. The last is negative where there is no room, or too much work.
+    """
+    about_sets, joints, steps, about = tables[3], joint_tables[1], joint_tables[2], joint_tables[3]
+    num_exits = num_out = 0
+    for p in range(len(pending)):
+        node = pending[p, 0]
+        at = max(node, 0)
+        end = len(node_byte) if node < 0 else np.int64(ends[at])
+        if at >= end:
+            continue
+        base = np.int64(depths[at]) - 1
+        path[base, 0], path[base, 1] = pending[p, 1], pending[p, 2]
+        while at < end:
+            d = np.int64(depths[at])
+            joint, place = path[d - 1, 0], path[d - 1, 1]
+            byte = np.int64(node_byte[at])
+            step = np.int64(REFUSED)
+            char = np.int64(-1)  # whose step is looked for
+            after = np.int64(BETWEEN)
+            if is_missing[byte] != 0 or (place != BEHIND_BACKSLASH and byte < 0x20):
+                pass
+            elif place == BEHIND_BACKSLASH:
+                is_left = byte == LETTER_U
+                for i in range(1, joints.shape[1] if byte == SLASH else 0):
+                    is_left = is_left or (joints[joint, i] > 0 and about_sets[joints[joint, i], S_WIDE] != 0)
+                if is_left:
+                    out[num_out, 0], out[num_out, 1], out[num_out, 2] = at, joint, BEFORE_U
+                    num_out += 1
+                elif byte != SLASH and escapes[byte] != 0:
+                    char = np.int64(escapes[byte])
+            elif byte == QUOTE:
+                if about[joint, J_ENDS] == TRUE:
+                    exits[num_exits, 0], exits[num_exits, 1], exits[num_exits, 2] = at, 0, 1
+                    exits[num_exits, 3], exits[num_exits, 4] = 0, 0
+                    num_exits += 1
+            elif byte == BACKSLASH:
+                told = np.int64(about[joint, J_ESCAPES])
+                if told == NOT_TOLD:
+                    told = may_escape(tables, joint_tables, joint)
+                step = joint if told == TRUE else np.int64(REFUSED) if told == FALSE else told
+                after = np.int64(BEHIND_BACKSLASH)
+            else:
+                char = byte
+            if char >= 0:
+                step = np.int64(steps[joint, char])
+                if step == NOT_MADE:
+                    step = step_joint(tables, joint_tables, joint, char)
+            if step >= 0:
+                path[d, 0], path[d, 1] = step, after
+                for i in range(first[at], first[at] + count[at]):
+                    token = order[i]
+                    mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
+                at += 1
+                continue
+            if step in (LACKS_RULES, LACKS_ANSWER):
+                out[num_out, 0], out[num_out, 1], out[num_out, 2] = at, joint, place
+                num_out += 1
+            elif step == NO_ROOM:
+                return num_exits, -1
+            at = np.int64(ends[at])
+    return num_exits, num_out
