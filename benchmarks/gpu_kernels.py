@@ -12,7 +12,6 @@ from phloem.kernels import Groups, SharedPrefixes, reference
 from phloem.kernels.backend import triton_backend
 from phloem.kernels.linear import quantize_int8
 from phloem.kernels.quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
-from phloem.kernels.triton.row import row_product
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -40,6 +39,8 @@ def quantized_products(bench: Bench) -> None:
 
 def dense_products(bench: Bench) -> None:
     """A row with the projections and heads of Llama-3-8B and Qwen3-0.6B in bfloat16; compared with cuBLAS."""
+    from phloem.kernels.triton.row import row_product  # when the kernels' form is chosen
+
     llama = ((4096, 28_672), (4096, 4096), (14_336, 4096), (4096, 6144), (4096, 128_256))
     for width_in, width_out in (*llama, (1024, 151_936)) if not bench.smoke else ((256, 40),):
         weight = (bench.randn(width_out, width_in) / width_in**0.5).bfloat16()
