@@ -60,6 +60,6 @@ def route_experts(logits: Tensor, top_k: int, *, normalise: bool) -> tuple[Tenso
 def mix_experts(x: Tensor, gate_up: Experts, down: Experts, weights: Tensor, ids: Tensor) -> Tensor:
     num_tokens, top_k = ids.shape
     groups = Groups(ids.view(-1), num_experts(down, x.shape[1]))
-    inner = silu_mul(grouped_product(x, gate_up, groups, divide=top_k, clears=False))
+    inner = silu_mul(grouped_product(x, gate_up, groups, divide=top_k))
     each = grouped_product(inner, down, groups, row_scale=weights.view(-1))
     return each.view(num_tokens, top_k, x.shape[1]).sum(1, dtype=torch.float32).to(x.dtype)
