@@ -12,7 +12,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numba as nb
 import numpy as np
@@ -63,7 +63,7 @@ class Vocabulary:
         self.encode = encode
         self.compiler: object = None  # the Compiler of ``compiler_of``; guarded by ``lock``
         self.lock = threading.RLock()
-        self._shared: dict[Hashable, object] = {}  # guarded by ``lock``
+        self._shared: dict[Hashable, Any] = {}  # guarded by ``lock``
         self._splits: dict[tuple[bytes, int], tuple[np.ndarray, Trie]] = {}
         self.num_words = (len(self.tokens) + 31) // 32
         self.is_text = np.ones(len(self.tokens), dtype=bool)
@@ -95,7 +95,8 @@ class Vocabulary:
         with self.lock:
             if key not in self._shared:
                 self._shared[key] = make()
-            return self._shared[key]  # type: ignore[return-value]
+            found: T = self._shared[key]
+            return found
 
     def having(self, mark: bytes) -> np.ndarray:
         """bool [V]: the tokens of text that hold a byte."""
