@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..cpu_isa import isa
 from .backend import dense_product, quantized_product, reads_packed
-from .cpu import bfloat, fixed_product, integer, packing
+from .cpu import bfloat, integer, packing, word_product
 from .cpu.llvm import LANES
 from .quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
 from .quantized_weight import dequantize as dequantize_packed
@@ -138,9 +138,9 @@ class PackedLinear:
     def can_gate(self) -> bool:
         return self.out_dtype == torch.float32 and isinstance(self._product, BytesProduct) and self._product.can_gate
 
-    def gated(self, x: Tensor, gate: fixed_product.Gate) -> Tensor:
-        """float32 [T, N / 2]: the activations of the first half of the results times the second half, equal to the bit
-        to both done one after the other. Only where ``can_gate``.
+    def gated(self, x: Tensor, gate: word_product.Gate) -> Tensor:
+        """bfloat16 [T, N / 2], for the next product: the activations of the first half of the results times the second
+        half, equal to the bit to both done one after the other and rounded. Only where ``can_gate``.
         """
         assert isinstance(self._product, BytesProduct)
         return self._product.gated(x, gate)
@@ -148,12 +148,13 @@ class PackedLinear:
     @property
     def has_rows(self) -> bool:
         """Whether ``rows`` can return the exact weights from their packed form."""
-        return isinstance(self._product, BytesProduct) and self._product.bits == 8 and self._product.is_exact
+        return isinstance(self._product, BytesProduct) and self._product.bits == 8
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Weights [T, K] of outputs ``ids`` (int64 [T]). Only where ``has_rows``."""
         assert isinstance(self._product, BytesProduct)
-        return packing.packed_rows(self._product.product.packed, self.shape[0], ids, dtype)
+        weight = self._product.weight
+        return packing.packed_rows(weight.records, self.shape[0], ids, dtype, words=weight.x_bits == 0)
 
     @property
     def needs_torch_threads(self) -> bool:
@@ -242,58 +243,55 @@ class Int4Product:
 
 @dataclass(frozen=True, slots=True)
 class PackedBytes:
-    """4- or 8-bit weights [N, K] in groups of 32, as a product of bytes holds them (``kernels/cpu/packing.py``).
+    """4- or 8-bit weights [N, K] in groups of 32, as our products hold them (``kernels/cpu/packing.py``).
 
-    ``x_bits``: to how many bits the product rounds x, in groups of 32; 0: to 16 bits with a scale for each row, and
-    then weights are in fixed point. ``tensors``: the records, and in fixed point the outputs' scales.
+    ``x_bits``: to how many bits the product rounds x, in groups of 32; 0: to bfloat16, and the weights too.
+    ``records``: uint8 [blocks of 16 outputs, groups, record], of ``packing.to_words`` where ``x_bits`` is 0.
     """
 
     shape: tuple[int, int]
     bits: Literal[4, 8]
     x_bits: Literal[0, 8, 16]
-    tensors: tuple[Tensor, ...]
+    records: Tensor
     bias: Tensor | None  # float32 [N]
 
     @property
-    def layout(self) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
-        """The types and shapes that ``tensors`` must have."""
-        num_blocks = -(-self.shape[0] // BLOCK_LEN)
-        records = (num_blocks, self.shape[1] // GROUP_LEN, packing.record_len(self.bits))
-        scales = () if self.x_bits else ((torch.float32, (num_blocks * BLOCK_LEN,)),)
-        return ((torch.uint8, records), *scales)
+    def layout(self) -> tuple[int, int, int]:
+        """The shape that ``records`` must have."""
+        return -(-self.shape[0] // BLOCK_LEN), self.shape[1] // GROUP_LEN, packing.record_len(self.bits)
 
 
 def pack_bytes(weight: Group32 | Bytes32, precision: Precision, bias: Tensor | None) -> PackedBytes:
-    bits: Literal[4, 8] = 4 if len(weight) == 3 else 8
+    records = packing.pack_int4(*weight) if len(weight) == 3 else packing.pack_int8(*weight)
     num_outputs, width = weight[0].shape
+    return packed_bytes(records, (num_outputs, width), precision, bias)
+
+
+def packed_bytes(records: Tensor, shape: tuple[int, int], precision: Precision, bias: Tensor | None) -> PackedBytes:
+    """``pack_bytes`` of records that ``packing.pack_int4`` or ``pack_int8`` made; takes the records."""
+    x_bits: Literal[0, 8, 16] = 16 if precision == "int16" else 0 if precision == "auto" and isa().has_tiles else 8
+    bits: Literal[4, 8] = 4 if records.shape[-1] == packing.record_len(4) else 8
     bias = None if bias is None else bias.float().contiguous()
-    if precision == "auto" and isa().has_tiles:
-        return PackedBytes((num_outputs, width), bits, 0, packing.pack_fixed(*weight), bias)
-    packed = packing.pack_int4(*weight) if len(weight) == 3 else packing.pack_int8(*weight)
-    return PackedBytes((num_outputs, width), bits, 16 if precision == "int16" else 8, (packed,), bias)
+    return PackedBytes(shape, bits, x_bits, records if x_bits else packing.to_words(records), bias)
 
 
 class BytesProduct:
     """4- or 8-bit weights in groups of 32, float32 sums.
 
-    x is rounded to 8 or 16 bits in groups of 32. With ``auto`` and AMX weights are in fixed point, and x is rounded to
-    16 bits with a scale for each row.
+    x is rounded to 8 or 16 bits in groups of 32; with ``auto`` and AMX, x and the weights to bfloat16.
     """
 
     def __init__(self, weight: PackedBytes, out_dtype: torch.dtype | None) -> None:
         self.weight = weight
         self.bits = bits = weight.bits
         self.out_dtype = out_dtype
-        num_outputs, bias = weight.shape[0], weight.bias
-        self.product: fixed_product.FixedProduct | integer.IntegerProduct
-        self.is_exact = weight.x_bits != 0
+        records, num_outputs, bias = weight.records, weight.shape[0], weight.bias
+        self.product: word_product.WordProduct | integer.IntegerProduct
         if weight.x_bits == 0:
-            packed, w_scale = weight.tensors
-            self.product = fixed_product.FixedProduct(packed, w_scale, num_outputs, bits=bits, bias=bias)
-            self.name = f"int{bits} by int16 (AMX)"
+            self.product = word_product.WordProduct(records, num_outputs, bits=bits, bias=bias)
+            self.name = f"int{bits} by bfloat16 (AMX)"
             return
-        (packed,) = weight.tensors
-        self.product = integer.IntegerProduct(packed, num_outputs, bits=bits, x_bits=weight.x_bits, bias=bias)
+        self.product = integer.IntegerProduct(records, num_outputs, bits=bits, x_bits=weight.x_bits, bias=bias)
         self.name = f"int{bits} by int{weight.x_bits}"
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -311,11 +309,11 @@ class BytesProduct:
 
     @property
     def can_gate(self) -> bool:
-        return isinstance(self.product, fixed_product.FixedProduct) and self.product.can_gate
+        return isinstance(self.product, word_product.WordProduct) and self.product.can_gate
 
-    def gated(self, x: Tensor, gate: fixed_product.Gate) -> Tensor:
-        assert isinstance(self.product, fixed_product.FixedProduct)
-        return self.product(x, torch.float32, gate=gate)
+    def gated(self, x: Tensor, gate: word_product.Gate) -> Tensor:
+        assert isinstance(self.product, word_product.WordProduct)
+        return self.product(x, torch.bfloat16, gate=gate)
 
     def _dtype_for(self, x: Tensor) -> torch.dtype:
         return self.out_dtype or (x.dtype if x.dtype == torch.bfloat16 else torch.float32)

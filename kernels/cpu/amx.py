@@ -27,15 +27,24 @@ def open_tiles(builder: Any) -> None:
 
 def open_uneven_tiles(builder: Any, rows: Any, uneven: tuple[int, ...]) -> None:
     """``open_tiles``, but the tiles ``uneven`` have 1 to 16 ``rows``: no more are loaded, multiplied and stored."""
-    layouts = [_layout(dict.fromkeys(uneven, count)) for count in range(1, TILE_ROWS + 1)]
-    name = "_".join(map(str, ("tile_layouts", *uneven)))
+    layouts = [_layout(rows=dict.fromkeys(uneven, count)) for count in range(1, TILE_ROWS + 1)]
+    _open(builder, "_".join(map(str, ("tile_rows", *uneven))), layouts, builder.sub(rows, number(1)))
+
+
+def open_columns(builder: Any, is_narrow: Any, narrow: tuple[int, ...]) -> None:
+    """``open_tiles``, but with ``is_narrow``, 0 or 1, the tiles ``narrow`` have lines of 4 bytes."""
+    layouts = [_layout(), _layout(line_bytes=dict.fromkeys(narrow, 4))]
+    _open(builder, "_".join(map(str, ("tile_columns", *narrow))), layouts, is_narrow)
+
+
+def _open(builder: Any, name: str, layouts: list[Any], index: Any) -> None:
     found = builder.module.globals.get(name)
     if found is None:
-        kind = ir.ArrayType(layouts[0].type, TILE_ROWS)
+        kind = ir.ArrayType(layouts[0].type, len(layouts))
         found = ir.GlobalVariable(builder.module, kind, name)
         found.initializer, found.global_constant, found.linkage = ir.Constant(kind, layouts), True, "internal"
     load = declared(builder, "llvm.x86.ldtilecfg", ir.VoidType(), I8.as_pointer())
-    chosen = builder.gep(found, [number(0), builder.sub(rows, number(1))])
+    chosen = builder.gep(found, [number(0), index])
     builder.call(load, [builder.bitcast(chosen, I8.as_pointer())])
 
 
@@ -69,10 +78,11 @@ def add_word_products(builder: Any, total: int, x: int, weights: int) -> None:
     builder.call(declared(builder, name, ir.VoidType(), I8, I8, I8), [_index(tile) for tile in (total, x, weights)])
 
 
-def _layout(rows: dict[int, int]) -> Any:
-    """What LDTILECFG reads: the palette, the bytes of a line and the rows of each register (16 unless given)."""
-    counts = [rows.get(tile, TILE_ROWS) for tile in range(8)]
-    data = [1] + [0] * 15 + [TILE_LEN, 0] * 8 + [0] * 16 + counts + [0] * 8
+def _layout(*, rows: dict[int, int] | None = None, line_bytes: dict[int, int] | None = None) -> Any:
+    """What LDTILECFG reads: the palette, the bytes of a line (64 unless given) and the rows (16) of each register."""
+    counts = [(rows or {}).get(tile, TILE_ROWS) for tile in range(8)]
+    lines = [byte for tile in range(8) for byte in ((line_bytes or {}).get(tile, TILE_LEN), 0)]
+    data = [1] + [0] * 15 + lines + [0] * 16 + counts + [0] * 8
     return ir.Constant(ir.ArrayType(I8, len(data)), bytearray(data))
 
 

@@ -17,18 +17,12 @@ from .llvm import LANES
 from .machine_code import inlined
 from .tensors import KINDS, check_range, team_size
 from .vector import (
-    fused16,
     get_f16,
-    get_f32,
     get_i32,
     get_i64,
-    load16_i8,
-    max16,
+    local_floats,
     put,
-    put_f32,
     put_i32,
-    splat16,
-    sum16,
     take_number,
 )
 
@@ -53,91 +47,63 @@ def pack_int8(q: Tensor, scale: Tensor) -> Tensor:
     return _pack(q, _halves(scale), bits=8)
 
 
-_INT16 = 32_512  # 127 * 256: the upper byte of a fixed-point weight has a sign
-_INT32 = 2**31 - 1
+def to_words(records: Tensor) -> Tensor:
+    """Rearranges records of ``pack_int4`` or ``pack_int8`` in place, for products of bfloat16 (``word_panel``).
 
-
-def pack_fixed(q: Tensor, scale: Tensor, zero: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """``pack_int4``, or ``pack_int8`` without ``zero``, in fixed point: ``w = w_scale * (s * q + z)``, q without its
-    centre, with whole numbers s and z of 16 bits.
-
-    Returns (uint8 [blocks of 16 outputs, groups, record], w_scale float32 [blocks * 16]). In a record, 16 pairs of s
-    and z follow the weights; of 8 bits, 16 s. An output's scale is the smallest that keeps its weights in 16 bits, and
-    their sums with any numbers up to 127 in 32 bits.
+    Of 4 bits: four runs of 32 numbers of 16 bits, one for each neighbour, each with those of four outputs in its bits 1
+    to 4, 5 to 8, 9 to 12, and 13 to 0. Of 8 bits: 16 outputs' runs of 32 bytes with a sign. Scales and zeros stay.
     """
-    bits = 8 if zero is None else 4
-    num_outputs, width = q.shape
-    largest = (1 << (bits - 1)) * scale.abs()
-    if zero is not None:
-        largest = largest + zero.abs()
-    # Rounding s and z adds at most half of q and 1 / 2 to a weight.
-    added = (1 << (bits - 2)) + 0.5
-    w_scale = torch.maximum(
-        largest.amax(dim=1) / (_INT16 - added), _sums_of_sizes(q, scale, zero) / (_INT32 / 127 - added * width)
-    )
-    steps = w_scale.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)
-    factors = torch.stack(
-        [(part / steps).round().to(torch.int16) for part in (scale, zero) if part is not None], dim=-1
-    )
-    factors = torch.nn.functional.pad(factors, (0, 0, 0, 0, 0, -num_outputs % LANES))
-    factors = factors.view(-1, LANES, *factors.shape[1:]).transpose(1, 2)
-    return _pack(q, factors, bits=bits), torch.nn.functional.pad(w_scale, (0, -num_outputs % LANES)).contiguous()
+    call = WordsCall(records.data_ptr(), records[..., 0].numel())
+    run = _words_4 if records.shape[-1] == record_len(4) else _words_8
+    run(call, threads=team_size(records.numel(), min_share=_MIN_SHARE))
+    return records
 
 
-def _sums_of_sizes(q: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """float32 [N]: the sum of |w| of each output, for q and its scales as ``pack_fixed`` takes them."""
-    q, scale = q.contiguous(), scale.float().contiguous()
-    num_outputs, num_groups = scale.shape
-    sums = torch.empty(len(q), dtype=torch.float32)
-    threads = team_size(q.numel(), min_share=_MIN_SHARE)
-    if zero is None:
-        call = SizesCall(q.data_ptr(), num_outputs, num_groups, scale.data_ptr(), 0, sums.data_ptr())
-        _sum_sizes_8(call, threads=threads)
-    else:
-        zero = zero.float().contiguous()
-        call = SizesCall(q.data_ptr(), num_outputs, num_groups, scale.data_ptr(), zero.data_ptr(), sums.data_ptr())
-        _sum_sizes_4(call, threads=threads)
-    return sums
+class WordsCall(NamedTuple):
+    records: int  # uint8 [num_records, record]
+    num_records: int
 
 
-class SizesCall(NamedTuple):
-    q: int  # bytes [outputs, groups, 32]
-    num_outputs: int
-    num_groups: int
-    scale: int  # float32 [outputs, groups]
-    zero: int  # float32 [outputs, groups]; of 4 bits only
-    sums: int  # float32 [outputs]
+_RUN = 64  # records that one thread rearranges at a time
+_RECORD_4, _RECORD_8 = record_len(4), record_len(8)
+_local_record = local_floats(LANES * QUADS)
 
 
 @entry
-def _sum_sizes_4(call: SizesCall) -> None:
-    _sum_sizes(call, 4)
+def _words_4(call: WordsCall) -> None:
+    records, num_records, copy = call.records, call.num_records, _local_record()
+    run = take_number(counters(call), TASK)
+    while run * _RUN < num_records:
+        for i in range(run * _RUN, min((run + 1) * _RUN, num_records)):
+            at = records + _RECORD_4 * i
+            for j in range(LANES * QUADS // 2):
+                put_i32(copy, j, get_i32(at, j))
+            for j in range(4):
+                for k in range(0, GROUP_LEN, 2):
+                    word = 0
+                    for odd in range(2):
+                        quad, byte = (k + odd) // 4, (k + odd) % 4
+                        four = 0
+                        for output in range(4):
+                            bits = get_i32(copy, LANES * (quad % 4) + 4 * j + output) >> (8 * byte + 4 * (quad // 4))
+                            four |= (bits & 15) << (4 * output)
+                        word |= ((four << 1 | four >> 15) & 0xFFFF) << (16 * odd)
+                    put_i32(at, (GROUP_LEN * j + k) // 2, word)
+        run = take_number(counters(call), TASK)
 
 
 @entry
-def _sum_sizes_8(call: SizesCall) -> None:
-    _sum_sizes(call, 8)
-
-
-@inlined
-def _sum_sizes(call: SizesCall, bits: int) -> None:
-    num_outputs, num_groups, sums = call.num_outputs, call.num_groups, call.sums
-    nothing, centre = splat16(np.float32(0)), splat16(np.float32(8))
-    output = take_number(counters(call), TASK)
-    while output < num_outputs:
-        q, scales, zeros = call.q, call.scale, call.zero
-        total = nothing
-        for group in range(output * num_groups, (output + 1) * num_groups):
-            scale = splat16(get_f32(scales, group))
-            for half in range(2):
-                w = load16_i8(q, GROUP_LEN * group + LANES * half)
-                if bits == 4:
-                    w = fused16(splat16(get_f32(zeros, group)), scale, w - centre)
-                else:
-                    w = scale * w
-                total = total + max16(w, nothing - w)
-        put_f32(sums, output, sum16(total))
-        output = take_number(counters(call), TASK)
+def _words_8(call: WordsCall) -> None:
+    records, num_records, copy = call.records, call.num_records, _local_record()
+    run = take_number(counters(call), TASK)
+    while run * _RUN < num_records:
+        for i in range(run * _RUN, min((run + 1) * _RUN, num_records)):
+            at = records + _RECORD_8 * i
+            for j in range(LANES * QUADS):
+                put_i32(copy, j, get_i32(at, j) ^ _SIGNS)
+            for j in range(LANES * QUADS):
+                put_i32(at, j, get_i32(copy, LANES * (j % QUADS) + j // QUADS))
+        run = take_number(counters(call), TASK)
 
 
 def _pack(q: Tensor, halves: Tensor, *, bits: int) -> Tensor:
@@ -205,13 +171,16 @@ def _pack_blocks(call: PackCall, bits: int) -> None:
         block = take_number(counters(call), TASK)
 
 
-def packed_rows(packed: Tensor, num_outputs: int, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights [T, K] of outputs ``ids`` (int64 [T]) of ``pack_int8``'s result, rounded once to ``dtype``."""
+def packed_rows(packed: Tensor, num_outputs: int, ids: Tensor, dtype: torch.dtype, *, words: bool = False) -> Tensor:
+    """Weights [T, K] of outputs ``ids`` (int64 [T]) of ``pack_int8``'s result, rounded once to ``dtype``.
+
+    ``words``: the records are those of ``to_words``.
+    """
     ids = ids.long().contiguous()
     check_range("row", ids, num_outputs)
     num_groups = packed.shape[1]
     out = torch.empty((len(ids), num_groups * GROUP_LEN), dtype=dtype)
-    call = UnpackCall(packed.data_ptr(), num_groups, ids.data_ptr(), len(ids), out.data_ptr(), KINDS[dtype])
+    call = UnpackCall(packed.data_ptr(), num_groups, ids.data_ptr(), len(ids), out.data_ptr(), KINDS[dtype], words)
     _unpack_8(call, threads=team_size(out.numel()))
     return out
 
@@ -223,23 +192,25 @@ class UnpackCall(NamedTuple):
     num_ids: int
     out: int  # [num_ids, groups * 32]
     kind: int  # of out
+    words: int  # 1: records of ``to_words``
 
 
 @entry
 def _unpack_8(call: UnpackCall) -> None:
     packed, num_groups, ids, num_ids = call.packed, call.num_groups, call.ids, call.num_ids
     out, kind = call.out, call.kind
-    record = LANES * (GROUP_LEN + 2)
+    # Words from one four of an output's neighbours to the next, and from one output to the next.
+    step, lane_step, flip = (1, QUADS, _SIGNS) if call.words != 0 else (LANES, 1, 0)
     i = take_number(counters(call), TASK)
     while i < num_ids:
         output = get_i64(ids, i)
         lane = output % LANES
         for group in range(num_groups):
-            at = packed + record * (output // LANES * num_groups + group)
+            at = packed + _RECORD_8 * (output // LANES * num_groups + group)
             scale = get_f16(at + LANES * GROUP_LEN, lane)
             to = GROUP_LEN * (i * num_groups + group)
             for j in range(QUADS):
-                word = get_i32(at, LANES * j + lane)
+                word = get_i32(at, step * j + lane_step * lane) ^ flip
                 for byte in range(4):
                     put(out, to + 4 * j + byte, kind, scale * np.float32(((word >> (8 * byte)) & 255) - 128))
         i = take_number(counters(call), TASK)

@@ -7,7 +7,7 @@ import torch
 
 from ...cpu_isa import isa
 from ...kernels.backend import reads_packed
-from ...kernels.linear import PackedBytes, PackedLinear
+from ...kernels.linear import PackedBytes, PackedLinear, packed_bytes
 from ..quant import (
     GROUP32_KINDS,
     GroupTensor,
@@ -181,7 +181,7 @@ def _packed_groups(
     device: torch.device | str,
 ) -> PackedBytes | None:
     """A file's blocks of 4 bits as ``PackedLinear`` would pack ``_groups`` of them, in one pass; None elsewhere."""
-    if precision not in ("auto", "int16") or isa().has_tiles or torch.device(device).type != "cpu":
+    if precision not in ("auto", "int16") or torch.device(device).type != "cpu":
         return None
     if reads_packed(device):
         return None
@@ -189,9 +189,7 @@ def _packed_groups(
     records = pack_records(blocks, gain=gain) if len(blocks) == len(weights) else None
     if records is None:
         return None
-    shape = sum(weight.shape[0] for weight in blocks), blocks[0].shape[1]
-    bias = None if bias is None else bias.float().contiguous()
-    return PackedBytes(shape, 4, 16 if precision == "int16" else 8, (records,), bias)
+    return packed_bytes(records, (sum(weight.shape[0] for weight in blocks), blocks[0].shape[1]), precision, bias)
 
 
 def _groups(

@@ -354,8 +354,10 @@ class _Loader:
         if not config.gated:
             gate_up = {"up": inner}
         return MLP(
-            self.linear(i, gate_up, hidden, has_bias=has_bias),
-            self.linear(i, {"down": hidden}, inner, has_bias=has_bias, gain=config.residual_scale),
+            self.linear(i, gate_up, hidden, has_bias=has_bias, out_dtype=self.dtype),
+            self.linear(
+                i, {"down": hidden}, inner, has_bias=has_bias, out_dtype=self.dtype, gain=config.residual_scale
+            ),
             activation=config.activation,
             gated=config.gated,
         )

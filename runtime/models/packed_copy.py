@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 MIN_BYTES = 16 << 20  # of weights; smaller models are packed in no time
 MAX_BYTES = 16 << 30  # of all copies in a folder; those that were not used for the longest time are deleted first
 UNFINISHED_S = 3600.0  # after which a file that was never finished is deleted
-_MAGIC = b"phloem packed 1\n"
+_MAGIC = b"phloem packed 2\n"
 _PREFIX_LEN = len(_MAGIC) + 8 + 32
 _ALIGNMENT = 64
 _ENDING, _UNFINISHED = ".packed", ".unfinished"
@@ -57,7 +57,7 @@ class _Part(msgspec.Struct, frozen=True):
     shape: tuple[int, int]
     bits: Literal[4, 8]
     x_bits: Literal[0, 8, 16]
-    tensors: list[_Place]
+    records: _Place
     bias: _Place | None
 
 
@@ -153,7 +153,7 @@ def _laid_out(products: dict[str, tuple[PackedBytes, ...]]) -> tuple[_Header, li
                 part.shape,
                 part.bits,
                 part.x_bits,
-                [place(tensor) for tensor in part.tensors],
+                place(part.records),
                 None if part.bias is None else place(part.bias),
             )
             for part in parts
@@ -215,12 +215,10 @@ def _read(path: Path) -> dict[str, tuple[PackedBytes, ...]]:
 
 def _part(part: _Part, memory: torch.Tensor) -> PackedBytes:
     bias = None if part.bias is None else _tensor(part.bias, memory)
-    found = PackedBytes(
-        part.shape, part.bits, part.x_bits, tuple(_tensor(place, memory) for place in part.tensors), bias
-    )
-    has = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in found.tensors)
+    found = PackedBytes(part.shape, part.bits, part.x_bits, _tensor(part.records, memory), bias)
+    has = tuple(found.records.shape)
     if has != found.layout or (bias is not None and tuple(bias.shape) != part.shape[:1]):
-        raise ValueError(f"a product of {part.shape} has tensors {has}")
+        raise ValueError(f"a product of {part.shape} has records {has}")
     return found
 
 

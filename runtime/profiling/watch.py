@@ -12,11 +12,11 @@ from ...kernels.cpu import (
     attention_plan,
     bfloat,
     edits,
-    fixed_product,
     integer,
     norm,
     rope,
     sampling,
+    word_product,
 )
 from ...kernels.cpu.entry import entries
 from ...kernels.cpu.timing import KernelTimes, clock_ns
@@ -47,7 +47,7 @@ _OPS = {
     norm: "small ops",
     rope: "small ops",
     activation: "small ops",
-    fixed_product: "linear",
+    word_product: "linear",
     integer: "linear",
     bfloat: "linear",
     edits: "mask",

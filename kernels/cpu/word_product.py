@@ -1,0 +1,401 @@
+"""Products of 4- and 8-bit weights in groups of 32 with activations, both in bfloat16, by AMX (see ``word_panel``).
+
+Sums are float32, and what is read and written is x's own. The groups of 32 outputs that stay in the first cache are
+unpacked once and multiplied with all rows. A row's result is the same to the bit however many rows there are.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numba import types
+from torch import Tensor
+
+from ...cpu_isa import isa
+from . import amx, word_panel
+from .activation import gated16, sigmoid_of
+from .amx import TILE_BYTES, TILE_ROWS
+from .entry import FIRST_DONE, FIRST_TASK, TASK, THREAD, counters, entry
+from .llvm import LANES
+from .machine_code import helper, inlined
+from .packing import GROUP_LEN, record_len
+from .recording import scratch
+from .tensors import KINDS, readable, task_len, team_size
+from .vector import (
+    BFLOAT16,
+    compiled,
+    get_f32,
+    get_i32,
+    load16_f32,
+    local_floats,
+    put,
+    put_f32,
+    splat16,
+    store16,
+    store16_f32,
+    take_number,
+    watch,
+)
+from .word_panel import BLOCKS, FACTOR_BYTES
+
+Gate = Literal["silu", "gelu_tanh"]
+_GATES: dict[Gate | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
+_GELU = _GATES["gelu_tanh"]
+
+_MIN_SHARE = 1 << 20  # products of a tile of rows worth a second thread
+_PANEL_GROUPS = 9  # whose lines, 18 KB of two blocks of outputs, stay in the first cache
+_BAND_BYTES = 700_000  # of x in tiles, which stay in the second cache
+_ALIGNMENT = 64
+_NEAR_BYTES = 4096  # from records to those that are fetched, where products are few
+_RUN = 4  # groups of 16 rows that one thread lays out at a time
+
+
+class WordProduct:
+    """``x [T, K] -> [T, N]`` for records of ``packing.to_words``; bias float32 [N]. Only with AMX."""
+
+    def __init__(self, packed: Tensor, num_outputs: int, *, bits: Literal[4, 8], bias: Tensor | None) -> None:
+        assert isa().has_tiles  # and asks the system for the tile registers
+        self.packed, self.num_outputs, self.bias = packed, num_outputs, bias
+        self._run = _run_4 if bits == 4 else _run_8
+        self._run.compile()
+
+    @property
+    def can_gate(self) -> bool:
+        return self.num_outputs % (2 * LANES) == 0
+
+    def __call__(
+        self,
+        x: Tensor,
+        out_dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
+        blocks: Tensor | None = None,
+        gate: Gate | None = None,
+    ) -> Tensor:
+        """``out`` [T, N], if given, receives the results; it may be columns of a larger tensor.
+
+        With ``blocks`` (int32) only outputs [16 b, 16 b + 16) of each block b are written. With ``gate``, where
+        ``can_gate``, the result is [T, N / 2]: the activations of the first half of the outputs times the second half.
+        """
+        x = readable(x)
+        num_rows, width = x.shape
+        assert gate is None or (blocks is None and self.can_gate)
+        out_width = self.num_outputs if gate is None else self.num_outputs // 2
+        if out is None:
+            out = torch.empty((num_rows, out_width), dtype=out_dtype)
+        assert out.dtype == out_dtype and out.shape == (num_rows, out_width) and out.stride(1) == 1
+        num_blocks = -(-out_width // LANES) if blocks is None else len(blocks)
+        num_tiles, num_groups = -(-num_rows // TILE_ROWS), width // GROUP_LEN
+        work = num_tiles * TILE_ROWS * width * num_blocks * LANES * (1 if gate is None else 2)
+        threads = team_size(work, min_share=_MIN_SHARE)
+        columns = scratch("columns", num_tiles * num_groups * TILE_BYTES + _ALIGNMENT, torch.uint8)
+        band_tiles = max(4, _BAND_BYTES // (num_groups * TILE_BYTES) // 2 * 2)
+        sums_len = (min(num_tiles, band_tiles) + 1) // 2 * 4 * TILE_BYTES
+        sums = scratch("sums", threads * sums_len + _ALIGNMENT, torch.uint8)
+        call = WordCall(
+            x.data_ptr(),
+            KINDS[x.dtype],
+            num_rows,
+            width,
+            self.packed.data_ptr(),
+            self.num_outputs,
+            0 if self.bias is None else self.bias.data_ptr(),
+            out.data_ptr(),
+            KINDS[out_dtype],
+            out.stride(0),
+            _aligned(columns.data_ptr()),
+            _aligned(sums.data_ptr()),
+            sums_len,
+            band_tiles,
+            task_len(num_blocks, threads, 2 if gate is None else 1),
+            0 if blocks is None else blocks.data_ptr(),
+            num_blocks,
+            _GATES[gate],
+        )
+        self._run(call, threads=threads)
+        return out
+
+
+class WordCall(NamedTuple):
+    x: int  # [T, K]
+    kind: int  # of x
+    num_rows: int
+    width: int  # K
+    packed: int  # see ``packing.to_words``
+    num_outputs: int
+    bias: int  # float32 [N], or 0: there is none
+    out: int  # [T, N]
+    out_kind: int
+    out_step: int  # numbers from one row of out to the next
+    columns: (
+        int  # tiles of x [row tiles, groups, 16 words, 16 rows, 2], written in the first phase; of one row as it is
+    )
+    sums: int  # float32 [threads, pairs of row tiles of a band, 2, 2 blocks, 16 outputs, 16 rows]
+    sums_len: int  # bytes of a thread's sums
+    band_tiles: int  # an even number of row tiles, whose columns stay in the second cache
+    blocks_a_task: int  # of those of out
+    blocks: int  # int32 [num_blocks]: the blocks of 16 outputs to compute, or 0: all
+    num_blocks: int  # of 16 columns of out
+    gate: int  # see ``_GATES``
+
+
+_RECORD_4, _RECORD_8 = record_len(4), record_len(8)
+_ints = (types.int64,) * 8
+_close_tiles = compiled(types.void)(amx.close_tiles)
+_unpack_groups_4, _unpack_groups_8 = (
+    compiled(types.void, *_ints[:5])(word_panel.unpack_groups(bits)) for bits in (4, 8)
+)
+_multiply_1x1, _multiply_2x1, _multiply_1x2, _multiply_2x2 = (
+    compiled(types.void, *_ints)(word_panel.multiply_panel(blocks=blocks, column_blocks=columns))
+    for blocks, columns in ((1, 1), (2, 1), (1, 2), (2, 2))
+)
+_lay_columns, _lay_columns_of_words = (
+    compiled(types.void, *_ints[:4])(word_panel.lay_columns(words=words)) for words in (False, True)
+)
+_lay_row, _lay_row_of_words = (
+    compiled(types.void, *_ints[:2])(word_panel.lay_row(words=words)) for words in (False, True)
+)
+_fetch = compiled(types.void, types.int64)(word_panel.fetch)
+_transpose_sums = compiled(types.void, *_ints[:2])(word_panel.transpose_sums)
+_local_panel = local_floats((_PANEL_GROUPS * (BLOCKS * TILE_BYTES + FACTOR_BYTES) + _ALIGNMENT) // 4)
+_local_tile, _local_last = local_floats(17 * LANES), local_floats(LANES)
+
+
+@compiled(types.void, types.int64)
+def _open_columns(builder: Any, is_narrow: Any) -> None:
+    amx.open_columns(builder, is_narrow, word_panel.NARROW)
+
+
+@helper
+def _unpack_4(records: int, to: int, factors: int, ahead: int, num_groups: int) -> None:
+    _unpack_groups_4(records, to, factors, ahead, num_groups)
+
+
+@helper
+def _unpack_8(records: int, to: int, factors: int, ahead: int, num_groups: int) -> None:
+    _unpack_groups_8(records, to, factors, ahead, num_groups)
+
+
+def _aligned(address: int) -> int:
+    return -(-address // _ALIGNMENT) * _ALIGNMENT
+
+
+@inlined
+def _aligned_here(address: int) -> int:
+    return (address + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+
+
+@entry
+def _run_4(call: WordCall) -> None:
+    _lay_out(call)
+    _multiply(call, _RECORD_4, _unpack_4)
+
+
+@entry
+def _run_8(call: WordCall) -> None:
+    _lay_out(call)
+    _multiply(call, _RECORD_8, _unpack_8)
+
+
+@helper
+def _lay_out(call: WordCall) -> None:
+    """The first phase: x in tiles, shared by the team. Returns when all is done."""
+    num_tiles, num_groups = (call.num_rows + TILE_ROWS - 1) // TILE_ROWS, call.width // GROUP_LEN
+    runs = (num_groups + _RUN - 1) // _RUN if call.num_rows > 1 else 1
+    num_tasks = num_tiles * runs
+    task = take_number(counters(call), FIRST_TASK)
+    while task < num_tasks:
+        if call.num_rows == 1:
+            _lay_one(call, num_groups)
+        else:
+            tile, first = task // runs, task % runs * _RUN
+            _lay_tile(call, tile, first, min(first + _RUN, num_groups), num_groups)
+        take_number(counters(call), FIRST_DONE)
+        task = take_number(counters(call), FIRST_TASK)
+    while watch(counters(call), FIRST_DONE) < num_tasks:
+        pass
+
+
+@inlined
+def _lay_one(call: WordCall, num_groups: int) -> None:
+    x, columns, kind = call.x, call.columns, call.kind
+    for group in range(num_groups):
+        if kind == BFLOAT16:
+            _lay_row_of_words(x + 2 * GROUP_LEN * group, columns + 2 * GROUP_LEN * group)
+        else:
+            _lay_row(x + 4 * GROUP_LEN * group, columns + 2 * GROUP_LEN * group)
+
+
+@inlined
+def _lay_tile(call: WordCall, tile: int, first: int, end: int, num_groups: int) -> None:
+    x, kind, width = call.x, call.kind, call.width
+    size = 2 if kind == BFLOAT16 else 4
+    row = tile * TILE_ROWS
+    count = min(TILE_ROWS, call.num_rows - row)
+    to = call.columns + (tile * num_groups + first) * TILE_BYTES
+    for group in range(first, end):
+        at = x + size * (row * width + GROUP_LEN * group)
+        if kind == BFLOAT16:
+            _lay_columns_of_words(at, size * width, count, to)
+        else:
+            _lay_columns(at, size * width, count, to)
+        to += TILE_BYTES
+
+
+@inlined
+def _multiply(call: WordCall, record_bytes: int, unpack_groups: Any) -> None:
+    num_groups, packed = call.width // GROUP_LEN, call.packed
+    blocks_a_task, num_blocks = call.blocks_a_task, call.num_blocks
+    num_tiles, band_tiles = (call.num_rows + TILE_ROWS - 1) // TILE_ROWS, call.band_tiles
+    num_chunks = (num_groups + _PANEL_GROUPS - 1) // _PANEL_GROUPS
+    chunk_len = (num_groups + num_chunks - 1) // num_chunks
+    panel_step = chunk_len * TILE_BYTES
+    panel = _aligned_here(_local_panel())
+    factors = panel + BLOCKS * _PANEL_GROUPS * TILE_BYTES
+    sums = call.sums + take_number(counters(call), THREAD) * call.sums_len
+    parts = 2 if call.gate != 0 else 1  # blocks that make one block of out
+    step = BLOCKS // parts
+    near = _NEAR_BYTES if num_tiles <= 2 else 0
+    _open_columns(1 if call.num_rows == 1 else 0)
+    task = take_number(counters(call), TASK)
+    while task * blocks_a_task < num_blocks:
+        end = min((task + 1) * blocks_a_task, num_blocks)
+        for band in range(0, num_tiles, band_tiles):
+            tiles = min(band_tiles, num_tiles - band)
+            for first in range(task * blocks_a_task, end, step):
+                count = parts * min(step, end - first)
+                for start in range(0, num_groups, chunk_len):
+                    groups = min(chunk_len, num_groups - start)
+                    for i in range(count):
+                        records = packed + (_block_of(call, first, i) * num_groups + start) * record_bytes
+                        unpack_groups(records, panel + i * panel_step, factors, near, groups)
+                    # Where the next records are that go to the same place: they arrive while these are multiplied.
+                    ahead = start + chunk_len if start + groups < num_groups else step * num_groups
+                    _multiply_band(
+                        call, panel, panel_step, start, groups, sums, band, tiles, first, count, ahead, record_bytes
+                    )
+        task = take_number(counters(call), TASK)
+    _close_tiles()
+
+
+@inlined
+def _block_of(call: WordCall, first: int, i: int) -> int:
+    """Block i of those that are multiplied at a time: of gates each is followed by that of what they multiply."""
+    if call.gate != 0:
+        return first + i // 2 + i % 2 * call.num_blocks
+    if call.blocks != 0:
+        return get_i32(call.blocks, first + i)
+    return first + i
+
+
+@helper
+def _multiply_band(
+    call: WordCall,
+    panel: int,
+    panel_step: int,
+    start: int,
+    groups: int,
+    sums: int,
+    band: int,
+    tiles: int,
+    first: int,
+    count: int,
+    ahead: int,
+    record_bytes: int,
+) -> None:
+    """Adds the products of ``count`` blocks' groups to the sums of a band of rows; stores outputs after the last.
+
+    Fetches the records that are ``ahead`` groups after the blocks' first.
+    """
+    line = 4 if call.num_rows == 1 else 4 * TILE_ROWS
+    num_groups = call.width // GROUP_LEN
+    is_last = start + groups == num_groups
+    x_step = num_groups * TILE_ROWS * line
+    x = call.columns + band * x_step + start * TILE_ROWS * line
+    turns = (tiles + 1) // 2
+    num_lines = (groups * record_bytes + 63) // 64
+    for turn in range(turns):
+        for i in range(count):
+            records = call.packed + (_block_of(call, first, i) * num_groups + ahead) * record_bytes
+            for k in range(num_lines * turn // turns, num_lines * (turn + 1) // turns if turns > 1 else 0):
+                _fetch(records + 64 * k)
+        row = (band + 2 * turn) * TILE_ROWS
+        rows = min(2 * TILE_ROWS, call.num_rows - row)
+        if rows > TILE_ROWS:
+            if count == 2:
+                _multiply_2x2(panel, panel_step, x, x_step, line, groups, sums, start)
+            else:
+                _multiply_1x2(panel, panel_step, x, x_step, line, groups, sums, start)
+        elif count == 2:
+            _multiply_2x1(panel, panel_step, x, x_step, line, groups, sums, start)
+        else:
+            _multiply_1x1(panel, panel_step, x, x_step, line, groups, sums, start)
+        if is_last:
+            _put_tiles(call, sums, row, rows, first, count)
+        x += 2 * x_step
+        sums += 4 * TILE_BYTES
+
+
+@helper
+def _put_tiles(call: WordCall, sums: int, row: int, rows: int, first: int, count: int) -> None:
+    """Stores the outputs of these blocks, of up to 32 rows from ``row`` on."""
+    is_narrow = call.num_rows == 1
+    tile_bytes = 4 * LANES if is_narrow else TILE_BYTES
+    lines = _aligned_here(_local_tile())
+    for r in range(0, rows, TILE_ROWS):
+        for i in range(count if call.gate == 0 else count // 2):
+            block = first + i if call.gate != 0 else _block_of(call, first, i)
+            tile = sums + i * tile_bytes
+            if call.gate != 0:
+                tile += i * tile_bytes
+                _join_gates(call, tile, tile + tile_bytes, block)
+            if is_narrow:
+                _put_rows(call, tile, row, 1, block)
+            else:
+                _transpose_sums(tile, lines)
+                _put_rows(call, lines, row + r, min(TILE_ROWS, rows - r), block)
+        sums += count * tile_bytes
+
+
+@inlined
+def _join_gates(call: WordCall, gates: int, ups: int, block: int) -> None:
+    """The activations of sums of gates [16 outputs, rows] times the other sums, in the place of the gates."""
+    slope, cubic = sigmoid_of(call.gate == _GELU)
+    slopes, cubics, bias = splat16(slope), splat16(cubic), call.bias
+    other = call.num_blocks * LANES
+    if call.num_rows == 1:
+        gate, up = load16_f32(gates, 0), load16_f32(ups, 0)
+        if bias != 0:
+            gate = gate + load16_f32(bias, LANES * block)
+            up = up + load16_f32(bias, LANES * block + other)
+        store16_f32(gates, 0, gated16(gate, up, slopes, cubics))
+        return
+    for output in range(LANES):
+        gate, up = load16_f32(gates, LANES * output), load16_f32(ups, LANES * output)
+        if bias != 0:
+            gate = gate + splat16(get_f32(bias, LANES * block + output))
+            up = up + splat16(get_f32(bias, LANES * block + output + other))
+        store16_f32(gates, LANES * output, gated16(gate, up, slopes, cubics))
+
+
+@inlined
+def _put_rows(call: WordCall, lines: int, first: int, rows: int, block: int) -> None:
+    """Stores 16 outputs of some rows, from ``lines`` [rows, 16]. Those from the last on are left out."""
+    column = block * LANES
+    width = call.num_outputs if call.gate == 0 else call.num_blocks * LANES
+    out, kind, step, bias = call.out, call.out_kind, call.out_step, call.bias if call.gate == 0 else 0
+    offset = splat16(0.0)
+    if column + LANES <= width:
+        if bias != 0:
+            offset = load16_f32(bias, column)
+        for r in range(rows):
+            store16(out, (first + r) * step + column, kind, load16_f32(lines, LANES * r) + offset)
+        return
+    last = _local_last()
+    for i in range(LANES):
+        put_f32(last, i, get_f32(bias, column + i) if bias != 0 and column + i < width else np.float32(0.0))
+    offset = load16_f32(last, 0)
+    for r in range(rows):
+        store16_f32(last, 0, load16_f32(lines, LANES * r) + offset)
+        for i in range(width - column):
+            put(out, (first + r) * step + column + i, kind, get_f32(last, i))
