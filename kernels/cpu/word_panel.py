@@ -141,12 +141,11 @@ def multiply_panel(*, blocks: int, column_blocks: int) -> Callable[..., None]:
 
         def step(_: Any, state: list[Any]) -> list[Any]:
             weights, columns = state
+            for j in range(column_blocks):
+                amx.load_tile(builder, COLUMNS[j], builder.add(columns, builder.mul(x_step, number(j))), line)
+            for i in range(blocks):
+                amx.load_tile(builder, WEIGHTS[i], builder.add(weights, builder.mul(panel_step, number(i))))
             for k, (i, j) in enumerate(pairs):
-                if i == 0:
-                    place = builder.add(columns, builder.mul(x_step, number(j)))
-                    amx.load_tile(builder, COLUMNS[j], place, line)
-                if j == 0:
-                    amx.load_tile(builder, WEIGHTS[i], builder.add(weights, builder.mul(panel_step, number(i))))
                 amx.add_word_products(builder, SUMS[k], WEIGHTS[i], COLUMNS[j])
             return [builder.add(weights, number(TILE_BYTES)), builder.add(columns, size)]
 

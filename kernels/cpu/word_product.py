@@ -44,7 +44,8 @@ _GELU = _GATES["gelu_tanh"]
 
 _MIN_SHARE = 1 << 20  # products of a tile of rows worth a second thread
 _PANEL_GROUPS = 9  # whose lines, 18 KB of two blocks of outputs, stay in the first cache
-_BAND_BYTES = 700_000  # of x in tiles, which stay in the second cache
+_PIECE_BYTES = 1_300_000  # of x in tiles, which stay in the second cache
+_BAND_TILES = 16  # of rows, at least as far as there are so many, for which weights are unpacked once
 _ALIGNMENT = 64
 _NEAR_BYTES = 4096  # from records to those that are fetched, where products are few
 _RUN = 4  # groups of 16 rows that one thread lays out at a time
@@ -89,9 +90,14 @@ class WordProduct:
         work = num_tiles * TILE_ROWS * width * num_blocks * LANES * (1 if gate is None else 2)
         threads = team_size(work, min_share=_MIN_SHARE)
         columns = scratch("columns", num_tiles * num_groups * TILE_BYTES + _ALIGNMENT, torch.uint8)
-        band_tiles = max(4, _BAND_BYTES // (num_groups * TILE_BYTES) // 2 * 2)
+        chunk_len = -(-num_groups // -(-num_groups // _PANEL_GROUPS))
+        band_tiles = max(_BAND_TILES, _PIECE_BYTES // (num_groups * TILE_BYTES) // 2 * 2)
+        piece = max(1, _PIECE_BYTES // (min(num_tiles, band_tiles) * TILE_BYTES) // chunk_len) * chunk_len
+        blocks_a_task = task_len(num_blocks, threads, 2 if gate is None else 1)
         sums_len = (min(num_tiles, band_tiles) + 1) // 2 * 4 * TILE_BYTES
-        sums = scratch("sums", threads * sums_len + _ALIGNMENT, torch.uint8)
+        pairs = blocks_a_task if gate is not None else -(-blocks_a_task // 2)
+        thread_len = sums_len * (1 if piece >= num_groups else pairs)
+        sums = scratch("sums", threads * thread_len + _ALIGNMENT, torch.uint8)
         call = WordCall(
             x.data_ptr(),
             KINDS[x.dtype],
@@ -106,8 +112,11 @@ class WordProduct:
             _aligned(columns.data_ptr()),
             _aligned(sums.data_ptr()),
             sums_len,
+            thread_len,
             band_tiles,
-            task_len(num_blocks, threads, 2 if gate is None else 1),
+            chunk_len,
+            piece,
+            blocks_a_task,
             0 if blocks is None else blocks.data_ptr(),
             num_blocks,
             _GATES[gate],
@@ -130,9 +139,12 @@ class WordCall(NamedTuple):
     columns: (
         int  # tiles of x [row tiles, groups, 16 words, 16 rows, 2], written in the first phase; of one row as it is
     )
-    sums: int  # float32 [threads, pairs of row tiles of a band, 2, 2 blocks, 16 outputs, 16 rows]
-    sums_len: int  # bytes of a thread's sums
-    band_tiles: int  # an even number of row tiles, whose columns stay in the second cache
+    sums: int  # float32 [threads, pairs of blocks, pairs of row tiles of a band, 2, 2, 16 outputs, 16 rows]
+    sums_len: int  # bytes of a pair's sums
+    thread_len: int  # bytes of a thread's sums: of all pairs of a task, or of one if there is one piece
+    band_tiles: int  # an even number of row tiles
+    chunk_len: int  # groups that are unpacked at a time
+    piece_len: int  # groups whose columns of a band stay in the second cache; a number of chunks
     blocks_a_task: int  # of those of out
     blocks: int  # int32 [num_blocks]: the blocks of 16 outputs to compute, or 0: all
     num_blocks: int  # of 16 columns of out
@@ -247,33 +259,37 @@ def _multiply(call: WordCall, record_bytes: int, unpack_groups: Any) -> None:
     num_groups, packed = call.width // GROUP_LEN, call.packed
     blocks_a_task, num_blocks = call.blocks_a_task, call.num_blocks
     num_tiles, band_tiles = (call.num_rows + TILE_ROWS - 1) // TILE_ROWS, call.band_tiles
-    num_chunks = (num_groups + _PANEL_GROUPS - 1) // _PANEL_GROUPS
-    chunk_len = (num_groups + num_chunks - 1) // num_chunks
+    chunk_len, piece_len, sums_len, thread_len = call.chunk_len, call.piece_len, call.sums_len, call.thread_len
     panel_step = chunk_len * TILE_BYTES
     panel = _aligned_here(_local_panel())
     factors = panel + BLOCKS * _PANEL_GROUPS * TILE_BYTES
-    sums = call.sums + take_number(counters(call), THREAD) * call.sums_len
+    sums = call.sums + take_number(counters(call), THREAD) * thread_len
+    pair_len = sums_len if thread_len > sums_len else 0
     parts = 2 if call.gate != 0 else 1  # blocks that make one block of out
     step = BLOCKS // parts
     near = _NEAR_BYTES if num_tiles <= 2 else 0
     _open_columns(1 if call.num_rows == 1 else 0)
     task = take_number(counters(call), TASK)
     while task * blocks_a_task < num_blocks:
-        end = min((task + 1) * blocks_a_task, num_blocks)
+        begin, end = task * blocks_a_task, min((task + 1) * blocks_a_task, num_blocks)
         for band in range(0, num_tiles, band_tiles):
             tiles = min(band_tiles, num_tiles - band)
-            for first in range(task * blocks_a_task, end, step):
-                count = parts * min(step, end - first)
-                for start in range(0, num_groups, chunk_len):
-                    groups = min(chunk_len, num_groups - start)
-                    for i in range(count):
-                        records = packed + (_block_of(call, first, i) * num_groups + start) * record_bytes
-                        unpack_groups(records, panel + i * panel_step, factors, near, groups)
-                    # Where the next records are that go to the same place: they arrive while these are multiplied.
-                    ahead = start + chunk_len if start + groups < num_groups else step * num_groups
-                    _multiply_band(
-                        call, panel, panel_step, start, groups, sums, band, tiles, first, count, ahead, record_bytes
-                    )
+            for piece in range(0, num_groups, piece_len):
+                piece_end = min(piece + piece_len, num_groups)
+                to = sums
+                for first in range(begin, end, step):
+                    count = parts * min(step, end - first)
+                    for start in range(piece, piece_end, chunk_len):
+                        groups = min(chunk_len, piece_end - start)
+                        for i in range(count):
+                            records = packed + (_block_of(call, first, i) * num_groups + start) * record_bytes
+                            unpack_groups(records, panel + i * panel_step, factors, near, groups)
+                        # Where the next records are that go to the same place: they arrive while these are multiplied.
+                        ahead = start + chunk_len if start + groups < piece_end else step * num_groups + piece
+                        _multiply_band(
+                            call, panel, panel_step, start, groups, to, band, tiles, first, count, ahead, record_bytes
+                        )
+                    to += pair_len
         task = take_number(counters(call), TASK)
     _close_tiles()
 
