@@ -11,9 +11,22 @@ import torch
 from torch import Tensor
 
 from .entry import TASK, counters, entry
+from .llvm import FUSED, LANES, V16, constant
 from .machine_code import inlined
 from .tensors import KINDS, team_size
-from .vector import LANES, exp2, exp2_16, get, load16, max16, put, splat16, store16, take_number
+from .vector import (
+    compiled,
+    exp2,
+    exp2_each,
+    get,
+    load16,
+    put,
+    quotient,
+    splat16,
+    store16,
+    take_number,
+    vector16,
+)
 
 _LOG2_E = np.float32(1.44269504)
 _SLOPE = np.float32(2.0 * np.sqrt(2.0 / np.pi))
@@ -55,11 +68,25 @@ def sigmoid_of(is_gelu: bool) -> tuple[np.float32, np.float32]:
     return np.float32(1.0), np.float32(0.0)
 
 
-@inlined
-def gated16(gate: Any, up: Any, slopes: Any, cubics: Any) -> Any:
-    """16 gates' activations times ``up``; ``slopes`` and ``cubics`` as from ``sigmoid_of``."""
-    exponents = max16(splat16(_LOWEST), gate * (slopes + cubics * gate * gate)) * splat16(-_LOG2_E)
-    return gate / (splat16(1.0) + exp2_16(exponents)) * up
+def gated_each(builder: Any, gates: list[Any], ups: list[Any], slopes: Any, cubics: Any) -> list[Any]:
+    """The activations of vectors of 16 gates, times ``ups``; ``slopes`` and ``cubics`` as from ``sigmoid_of``."""
+    lowest, turn = constant(V16, float(_LOWEST)), constant(V16, float(-_LOG2_E))
+
+    def exponent(gate: Any) -> Any:
+        square = builder.fmul(builder.fmul(cubics, gate), gate)
+        inner = builder.fmul(gate, builder.fadd(slopes, square, flags=FUSED))
+        return builder.fmul(builder.select(builder.fcmp_ordered(">", lowest, inner), lowest, inner), turn)
+
+    powers = exp2_each(builder, [exponent(gate) for gate in gates], V16)
+    divisors = [builder.fadd(constant(V16, 1.0), power) for power in powers]
+    quotients = [quotient(builder, gate, divisor) for gate, divisor in zip(gates, divisors, strict=True)]
+    return [builder.fmul(value, up) for value, up in zip(quotients, ups, strict=True)]
+
+
+@compiled(vector16, *(vector16,) * 4)
+def gated16(builder: Any, gate: Any, up: Any, slopes: Any, cubics: Any) -> Any:
+    """``gated_each`` of one vector."""
+    return gated_each(builder, [gate], [up], slopes, cubics)[0]
 
 
 @entry

@@ -18,6 +18,7 @@ from numba.core.typing import signature
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
+from ...cpu_isa import isa
 from .llvm import (
     F32,
     F64,
@@ -331,6 +332,18 @@ def _div(builder: Any, a: Any, b: Any) -> Any:
 def fused16(builder: Any, total: Any, a: Any, b: Any) -> Any:
     """total + a * b, rounded once where the machine can."""
     return fused(builder, total, a, b)
+
+
+def quotient(builder: Any, a: Any, b: Any) -> Any:
+    """a / b of 16 lanes, for b above 0, to about 1e-7 of the value: AVX-512 divides 16 numbers in 16 cycles, and this
+    in 3.
+    """
+    if isa().lanes < LANES or is_arm(builder):
+        return builder.fdiv(a, b)
+    near = declared(builder, "llvm.x86.avx512.rcp14.ps.512", V16, V16, V16, I16)
+    guess = builder.call(near, [b, constant(V16, 0.0), ir.Constant(I16, -1)])
+    left = builder.fsub(constant(V16, 1.0), builder.fmul(guess, b, flags=FUSED), flags=FUSED)
+    return builder.fmul(a, fused(builder, guess, guess, left))  # one step of Newton's method
 
 
 @compiled(vector16, vector16, vector16)

@@ -1,22 +1,20 @@
-"""Products of 4- and 8-bit weights in groups of 32 with activations, both in bfloat16, by AMX (see ``word_panel``).
+"""Products of 4- and 8-bit weights in groups of 32 with activations, both in bfloat16, by AMX (see ``word_block``).
 
-Sums are float32, and what is read and written is x's own. The groups of 32 outputs that stay in the first cache are
-unpacked once and multiplied with all rows. A row's result is the same to the bit however many rows there are.
+Sums are float32. A row's result is the same to the bit however many rows there are.
 """
 
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from numba import types
 from torch import Tensor
 
 from ...cpu_isa import isa
-from . import amx, word_panel
-from .activation import gated16, sigmoid_of
+from . import amx, word_block
+from .activation import gated16, gated_each, sigmoid_of
 from .amx import TILE_BYTES, TILE_ROWS
 from .entry import FIRST_DONE, FIRST_TASK, TASK, THREAD, counters, entry
-from .llvm import LANES
+from .llvm import LANES, V16, load_at, number
 from .machine_code import helper, inlined
 from .packing import GROUP_LEN, record_len
 from .recording import scratch
@@ -34,9 +32,10 @@ from .vector import (
     store16,
     store16_f32,
     take_number,
+    vector16,
     watch,
 )
-from .word_panel import BLOCKS, FACTOR_BYTES
+from .word_block import BLOCKS, BUFFER_BYTES, FACTOR_BYTES, MAX_TILES
 
 Gate = Literal["silu", "gelu_tanh"]
 _GATES: dict[Gate | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
@@ -47,7 +46,7 @@ _PANEL_GROUPS = 9  # whose lines, 18 KB of two blocks of outputs, stay in the fi
 _PIECE_BYTES = 1_300_000  # of x in tiles, which stay in the second cache
 _BAND_TILES = 16  # of rows, at least as far as there are so many, for which weights are unpacked once
 _ALIGNMENT = 64
-_NEAR_BYTES = 4096  # from records to those that are fetched, where products are few
+_LINES_AT_ONCE = 4
 _RUN = 4  # groups of 16 rows that one thread lays out at a time
 
 
@@ -92,9 +91,9 @@ class WordProduct:
         columns = scratch("columns", num_tiles * num_groups * TILE_BYTES + _ALIGNMENT, torch.uint8)
         chunk_len = -(-num_groups // -(-num_groups // _PANEL_GROUPS))
         band_tiles = max(_BAND_TILES, _PIECE_BYTES // (num_groups * TILE_BYTES) // 2 * 2)
-        piece = max(1, _PIECE_BYTES // (min(num_tiles, band_tiles) * TILE_BYTES) // chunk_len) * chunk_len
+        piece = max(1, _PIECE_BYTES // (max(1, min(num_tiles, band_tiles)) * TILE_BYTES) // chunk_len) * chunk_len
         blocks_a_task = task_len(num_blocks, threads, 2 if gate is None else 1)
-        sums_len = (min(num_tiles, band_tiles) + 1) // 2 * 4 * TILE_BYTES
+        sums_len = max(2 * MAX_TILES, (min(num_tiles, band_tiles) + 1) // 2 * 4) * TILE_BYTES
         pairs = blocks_a_task if gate is not None else -(-blocks_a_task // 2)
         thread_len = sums_len * (1 if piece >= num_groups else pairs)
         sums = scratch("sums", threads * thread_len + _ALIGNMENT, torch.uint8)
@@ -154,38 +153,84 @@ class WordCall(NamedTuple):
 _RECORD_4, _RECORD_8 = record_len(4), record_len(8)
 _ints = (types.int64,) * 8
 _close_tiles = compiled(types.void)(amx.close_tiles)
-_unpack_groups_4, _unpack_groups_8 = (
-    compiled(types.void, *_ints[:5])(word_panel.unpack_groups(bits)) for bits in (4, 8)
+(_block_4x1, _block_4x2, _block_4x3, _block_4x4), (_block_8x1, _block_8x2, _block_8x3, _block_8x4) = (
+    [compiled(types.void, *_ints[:7])(word_block.multiply_block(bits=bits, num_tiles=tiles)) for tiles in (1, 2, 3, 4)]
+    for bits in (4, 8)
 )
-_multiply_1x1, _multiply_2x1, _multiply_1x2, _multiply_2x2 = (
-    compiled(types.void, *_ints)(word_panel.multiply_panel(blocks=blocks, column_blocks=columns))
+_unpack_groups_4, _unpack_groups_8 = (
+    compiled(types.void, *_ints[:4])(word_block.unpack_groups(bits)) for bits in (4, 8)
+)
+_panel_1x1, _panel_2x1, _panel_1x2, _panel_2x2 = (
+    compiled(types.void, *_ints)(word_block.multiply_panel(blocks=blocks, column_blocks=columns))
     for blocks, columns in ((1, 1), (2, 1), (1, 2), (2, 2))
 )
 _lay_columns, _lay_columns_of_words = (
-    compiled(types.void, *_ints[:4])(word_panel.lay_columns(words=words)) for words in (False, True)
+    compiled(types.void, *_ints[:4])(word_block.lay_columns(words=words)) for words in (False, True)
 )
 _lay_row, _lay_row_of_words = (
-    compiled(types.void, *_ints[:2])(word_panel.lay_row(words=words)) for words in (False, True)
+    compiled(types.void, *_ints[:2])(word_block.lay_row(words=words)) for words in (False, True)
 )
-_fetch = compiled(types.void, types.int64)(word_panel.fetch)
-_transpose_sums = compiled(types.void, *_ints[:2])(word_panel.transpose_sums)
+_put_floats, _put_words = (
+    compiled(types.void, *_ints[:3])(word_block.put_tile(words=words)) for words in (False, True)
+)
+_fetch = compiled(types.void, types.int64)(word_block.fetch)
+_local_buffer = local_floats((BUFFER_BYTES + _ALIGNMENT) // 4)
 _local_panel = local_floats((_PANEL_GROUPS * (BLOCKS * TILE_BYTES + FACTOR_BYTES) + _ALIGNMENT) // 4)
-_local_tile, _local_last = local_floats(17 * LANES), local_floats(LANES)
+_local_tile = local_floats(17 * LANES)
+
+
+@compiled(types.void, types.int64, types.int64, vector16, vector16)
+def _join_lines(builder: Any, gates: Any, ups: Any, slopes: Any, cubics: Any) -> None:
+    """``gated_each`` of 16 lines, some at a time, since each step waits for the one before."""
+    for first in range(0, LANES, _LINES_AT_ONCE):
+        offsets = [4 * LANES * (first + i) for i in range(_LINES_AT_ONCE)]
+        pairs = [[load_at(builder, V16, address, offset) for offset in offsets] for address in (gates, ups)]
+        for offset, value in zip(offsets, gated_each(builder, *pairs, slopes, cubics), strict=True):
+            place = builder.inttoptr(builder.add(gates, number(offset)), V16.as_pointer())
+            builder.store(value, place, align=4)
 
 
 @compiled(types.void, types.int64)
 def _open_columns(builder: Any, is_narrow: Any) -> None:
-    amx.open_columns(builder, is_narrow, word_panel.NARROW)
+    amx.open_columns(builder, is_narrow, word_block.NARROW)
 
 
 @helper
-def _unpack_4(records: int, to: int, factors: int, ahead: int, num_groups: int) -> None:
-    _unpack_groups_4(records, to, factors, ahead, num_groups)
+def _block_of_4(
+    records: int, num_groups: int, x: int, x_step: int, line: int, buffer: int, sums: int, tiles: int
+) -> None:
+    if tiles == 1:
+        _block_4x1(records, num_groups, x, x_step, line, buffer, sums)
+    elif tiles == 2:
+        _block_4x2(records, num_groups, x, x_step, line, buffer, sums)
+    elif tiles == 3:
+        _block_4x3(records, num_groups, x, x_step, line, buffer, sums)
+    else:
+        _block_4x4(records, num_groups, x, x_step, line, buffer, sums)
 
 
 @helper
-def _unpack_8(records: int, to: int, factors: int, ahead: int, num_groups: int) -> None:
-    _unpack_groups_8(records, to, factors, ahead, num_groups)
+def _block_of_8(
+    records: int, num_groups: int, x: int, x_step: int, line: int, buffer: int, sums: int, tiles: int
+) -> None:
+    if tiles == 1:
+        _block_8x1(records, num_groups, x, x_step, line, buffer, sums)
+    elif tiles == 2:
+        _block_8x2(records, num_groups, x, x_step, line, buffer, sums)
+    elif tiles == 3:
+        _block_8x3(records, num_groups, x, x_step, line, buffer, sums)
+    else:
+        _block_8x4(records, num_groups, x, x_step, line, buffer, sums)
+
+
+@helper
+def _unpack_4(records: int, to: int, factors: int, num_groups: int) -> None:
+    _unpack_groups_4(records, to, factors, num_groups)
+
+
+@helper
+def _unpack_8(records: int, to: int, factors: int, num_groups: int) -> None:
+    _unpack_groups_8(records, to, factors, num_groups)
 
 
 def _aligned(address: int) -> int:
@@ -200,13 +245,13 @@ def _aligned_here(address: int) -> int:
 @entry
 def _run_4(call: WordCall) -> None:
     _lay_out(call)
-    _multiply(call, _RECORD_4, _unpack_4)
+    _multiply(call, _RECORD_4, _block_of_4, _unpack_4)
 
 
 @entry
 def _run_8(call: WordCall) -> None:
     _lay_out(call)
-    _multiply(call, _RECORD_8, _unpack_8)
+    _multiply(call, _RECORD_8, _block_of_8, _unpack_8)
 
 
 @helper
@@ -255,7 +300,47 @@ def _lay_tile(call: WordCall, tile: int, first: int, end: int, num_groups: int) 
 
 
 @inlined
-def _multiply(call: WordCall, record_bytes: int, unpack_groups: Any) -> None:
+def _multiply(call: WordCall, record_bytes: int, multiply_block: Any, unpack_groups: Any) -> None:
+    if call.num_rows <= MAX_TILES * TILE_ROWS:
+        _multiply_blocks(call, record_bytes, multiply_block)
+    else:
+        _multiply_panels(call, record_bytes, unpack_groups)
+
+
+@inlined
+def _multiply_blocks(call: WordCall, record_bytes: int, multiply_block: Any) -> None:
+    """The way for few rows."""
+    num_groups, num_rows, blocks_a_task, num_blocks = (
+        call.width // GROUP_LEN,
+        call.num_rows,
+        call.blocks_a_task,
+        call.num_blocks,
+    )
+    num_tiles = (num_rows + TILE_ROWS - 1) // TILE_ROWS
+    line = 4 if num_rows == 1 else 4 * TILE_ROWS
+    x_step, sums_step = num_groups * TILE_ROWS * line, MAX_TILES * TILE_BYTES
+    buffer = _aligned_here(_local_buffer())
+    sums = call.sums + take_number(counters(call), THREAD) * call.thread_len
+    _open_columns(1 if num_rows == 1 else 0)
+    task = take_number(counters(call), TASK)
+    while task * blocks_a_task < num_blocks:
+        for i in range(task * blocks_a_task, min((task + 1) * blocks_a_task, num_blocks)):
+            block = i if call.blocks == 0 else get_i32(call.blocks, i)
+            records = call.packed + block * num_groups * record_bytes
+            for part in range(2 if call.gate != 0 else 1):
+                at = sums + part * sums_step
+                multiply_block(records, num_groups, call.columns, x_step, line, buffer, at, num_tiles)
+                records += num_blocks * num_groups * record_bytes
+            for tile in range(num_tiles):
+                at, row = sums + tile * TILE_BYTES, tile * TILE_ROWS
+                _put_sums(call, at, at + sums_step, row, min(TILE_ROWS, num_rows - row), block)
+        task = take_number(counters(call), TASK)
+    _close_tiles()
+
+
+@inlined
+def _multiply_panels(call: WordCall, record_bytes: int, unpack_groups: Any) -> None:
+    """The way for many rows."""
     num_groups, packed = call.width // GROUP_LEN, call.packed
     blocks_a_task, num_blocks = call.blocks_a_task, call.num_blocks
     num_tiles, band_tiles = (call.num_rows + TILE_ROWS - 1) // TILE_ROWS, call.band_tiles
@@ -267,8 +352,7 @@ def _multiply(call: WordCall, record_bytes: int, unpack_groups: Any) -> None:
     pair_len = sums_len if thread_len > sums_len else 0
     parts = 2 if call.gate != 0 else 1  # blocks that make one block of out
     step = BLOCKS // parts
-    near = _NEAR_BYTES if num_tiles <= 2 else 0
-    _open_columns(1 if call.num_rows == 1 else 0)
+    _open_columns(0)
     task = take_number(counters(call), TASK)
     while task * blocks_a_task < num_blocks:
         begin, end = task * blocks_a_task, min((task + 1) * blocks_a_task, num_blocks)
@@ -283,7 +367,7 @@ def _multiply(call: WordCall, record_bytes: int, unpack_groups: Any) -> None:
                         groups = min(chunk_len, piece_end - start)
                         for i in range(count):
                             records = packed + (_block_of(call, first, i) * num_groups + start) * record_bytes
-                            unpack_groups(records, panel + i * panel_step, factors, near, groups)
+                            unpack_groups(records, panel + i * panel_step, factors, groups)
                         # Where the next records are that go to the same place: they arrive while these are multiplied.
                         ahead = start + chunk_len if start + groups < piece_end else step * num_groups + piece
                         _multiply_band(
@@ -323,7 +407,7 @@ def _multiply_band(
 
     Fetches the records that are ``ahead`` groups after the blocks' first.
     """
-    line = 4 if call.num_rows == 1 else 4 * TILE_ROWS
+    line = 4 * TILE_ROWS
     num_groups = call.width // GROUP_LEN
     is_last = start + groups == num_groups
     x_step = num_groups * TILE_ROWS * line
@@ -333,44 +417,44 @@ def _multiply_band(
     for turn in range(turns):
         for i in range(count):
             records = call.packed + (_block_of(call, first, i) * num_groups + ahead) * record_bytes
-            for k in range(num_lines * turn // turns, num_lines * (turn + 1) // turns if turns > 1 else 0):
+            for k in range(num_lines * turn // turns, num_lines * (turn + 1) // turns):
                 _fetch(records + 64 * k)
         row = (band + 2 * turn) * TILE_ROWS
         rows = min(2 * TILE_ROWS, call.num_rows - row)
         if rows > TILE_ROWS:
             if count == 2:
-                _multiply_2x2(panel, panel_step, x, x_step, line, groups, sums, start)
+                _panel_2x2(panel, panel_step, x, x_step, line, groups, sums, start)
             else:
-                _multiply_1x2(panel, panel_step, x, x_step, line, groups, sums, start)
+                _panel_1x2(panel, panel_step, x, x_step, line, groups, sums, start)
         elif count == 2:
-            _multiply_2x1(panel, panel_step, x, x_step, line, groups, sums, start)
+            _panel_2x1(panel, panel_step, x, x_step, line, groups, sums, start)
         else:
-            _multiply_1x1(panel, panel_step, x, x_step, line, groups, sums, start)
+            _panel_1x1(panel, panel_step, x, x_step, line, groups, sums, start)
         if is_last:
-            _put_tiles(call, sums, row, rows, first, count)
+            _put_pair(call, sums, row, rows, first, count)
         x += 2 * x_step
         sums += 4 * TILE_BYTES
 
 
 @helper
-def _put_tiles(call: WordCall, sums: int, row: int, rows: int, first: int, count: int) -> None:
-    """Stores the outputs of these blocks, of up to 32 rows from ``row`` on."""
-    is_narrow = call.num_rows == 1
-    tile_bytes = 4 * LANES if is_narrow else TILE_BYTES
-    lines = _aligned_here(_local_tile())
+def _put_pair(call: WordCall, sums: int, row: int, rows: int, first: int, count: int) -> None:
+    """Stores the outputs of one or two blocks, of up to 32 rows from ``row`` on."""
     for r in range(0, rows, TILE_ROWS):
-        for i in range(count if call.gate == 0 else count // 2):
-            block = first + i if call.gate != 0 else _block_of(call, first, i)
-            tile = sums + i * tile_bytes
-            if call.gate != 0:
-                tile += i * tile_bytes
-                _join_gates(call, tile, tile + tile_bytes, block)
-            if is_narrow:
-                _put_rows(call, tile, row, 1, block)
-            else:
-                _transpose_sums(tile, lines)
-                _put_rows(call, lines, row + r, min(TILE_ROWS, rows - r), block)
-        sums += count * tile_bytes
+        for i in range(count if call.gate == 0 else 1):
+            block = first if call.gate != 0 else _block_of(call, first, i)
+            at = sums + i * TILE_BYTES
+            _put_sums(call, at, at + TILE_BYTES, row + r, min(TILE_ROWS, rows - r), block)
+        sums += count * TILE_BYTES
+
+
+@helper
+def _put_sums(call: WordCall, sums: int, others: int, row: int, rows: int, block: int) -> None:
+    """Stores a block's outputs of up to 16 rows; ``others``: the sums of what gates multiply."""
+    if call.gate != 0:
+        _join_gates(call, sums, others, block)
+    elif call.bias != 0:
+        _add_bias(call, sums, block)
+    _put_tile(call, sums, row, rows, block)
 
 
 @inlined
@@ -386,32 +470,55 @@ def _join_gates(call: WordCall, gates: int, ups: int, block: int) -> None:
             up = up + load16_f32(bias, LANES * block + other)
         store16_f32(gates, 0, gated16(gate, up, slopes, cubics))
         return
-    for output in range(LANES):
-        gate, up = load16_f32(gates, LANES * output), load16_f32(ups, LANES * output)
-        if bias != 0:
-            gate = gate + splat16(get_f32(bias, LANES * block + output))
-            up = up + splat16(get_f32(bias, LANES * block + output + other))
-        store16_f32(gates, LANES * output, gated16(gate, up, slopes, cubics))
+    if bias != 0:
+        for output in range(LANES):
+            gate, up = load16_f32(gates, LANES * output), load16_f32(ups, LANES * output)
+            store16_f32(gates, LANES * output, gate + splat16(get_f32(bias, LANES * block + output)))
+            store16_f32(ups, LANES * output, up + splat16(get_f32(bias, LANES * block + output + other)))
+    _join_lines(gates, ups, slopes, cubics)
 
 
 @inlined
-def _put_rows(call: WordCall, lines: int, first: int, rows: int, block: int) -> None:
-    """Stores 16 outputs of some rows, from ``lines`` [rows, 16]. Those from the last on are left out."""
+def _add_bias(call: WordCall, sums: int, block: int) -> None:
+    """To sums [16 outputs, rows]."""
+    bias, column = call.bias, LANES * block
+    count = min(LANES, call.num_outputs - column)
+    if call.num_rows == 1:
+        for output in range(count):
+            put_f32(sums, output, get_f32(sums, output) + get_f32(bias, column + output))
+        return
+    for output in range(count):
+        offset = splat16(get_f32(bias, column + output))
+        store16_f32(sums, LANES * output, load16_f32(sums, LANES * output) + offset)
+
+
+@inlined
+def _put_tile(call: WordCall, sums: int, first: int, rows: int, block: int) -> None:
+    """Stores sums [16 outputs, rows] of some rows. Outputs from the last on are left out."""
     column = block * LANES
     width = call.num_outputs if call.gate == 0 else call.num_blocks * LANES
-    out, kind, step, bias = call.out, call.out_kind, call.out_step, call.bias if call.gate == 0 else 0
-    offset = splat16(0.0)
-    if column + LANES <= width:
-        if bias != 0:
-            offset = load16_f32(bias, column)
-        for r in range(rows):
-            store16(out, (first + r) * step + column, kind, load16_f32(lines, LANES * r) + offset)
+    is_words = call.out_kind == BFLOAT16
+    size = 2 if is_words else 4
+    out, step = call.out + size * (first * call.out_step + column), size * call.out_step
+    if call.num_rows == 1:
+        if column + LANES <= width:
+            store16(out, 0, call.out_kind, load16_f32(sums, 0))
+        else:
+            for i in range(width - column):
+                put(out, i, call.out_kind, get_f32(sums, i))
         return
-    last = _local_last()
-    for i in range(LANES):
-        put_f32(last, i, get_f32(bias, column + i) if bias != 0 and column + i < width else np.float32(0.0))
-    offset = load16_f32(last, 0)
+    if rows == TILE_ROWS and column + LANES <= width:
+        if is_words:
+            _put_words(sums, out, step)
+        else:
+            _put_floats(sums, out, step)
+        return
+    lines = _aligned_here(_local_tile())
+    _put_floats(sums, lines, 4 * LANES)
     for r in range(rows):
-        store16_f32(last, 0, load16_f32(lines, LANES * r) + offset)
-        for i in range(width - column):
-            put(out, (first + r) * step + column + i, kind, get_f32(last, i))
+        if column + LANES <= width:
+            store16(out, 0, call.out_kind, load16_f32(lines, LANES * r))
+        else:
+            for i in range(width - column):
+                put(out, i, call.out_kind, get_f32(lines, LANES * r + i))
+        out += step

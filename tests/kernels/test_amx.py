@@ -9,7 +9,7 @@ from llvmlite import ir
 from phloem import cpu_isa
 from phloem.cpu_isa import ISAS
 from phloem.kernels import gelu_mul, silu_mul
-from phloem.kernels.cpu import amx, word_panel, word_tiles
+from phloem.kernels.cpu import amx, word_block, word_tiles
 from phloem.kernels.cpu.packing import pack_int4, pack_int8, packed_rows, to_words
 from phloem.kernels.linear import PackedLinear
 
@@ -81,8 +81,8 @@ def test_words_are_the_records_in_another_order(bits: int) -> None:
 
 
 @needs_amx
-@pytest.mark.parametrize("num_rows", [1, 2, 5, 17, 40])
-@pytest.mark.parametrize(("num_outputs", "num_groups"), [(16, 1), (33, 5), (64, 9), (49, 43)])
+@pytest.mark.parametrize("num_rows", [1, 2, 17, 40, 64, 65, 84])
+@pytest.mark.parametrize(("num_outputs", "num_groups"), [(16, 1), (33, 5), (49, 21)])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_product_is_the_instruction_s_to_the_bit(bits: int, num_rows: int, num_outputs: int, num_groups: int) -> None:
     weight, bias = groups(bits, num_outputs, num_groups), torch.randn(num_outputs)
@@ -99,21 +99,21 @@ def test_a_product_is_the_instruction_s_to_the_bit(bits: int, num_rows: int, num
 @needs_amx
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_row_s_result_does_not_depend_on_its_neighbours(bits: int) -> None:
-    weight, x = groups(bits, 1000, 20), torch.randn(70, 640).bfloat16()
+    weight, x = groups(bits, 1000, 20), torch.randn(120, 640).bfloat16()
     product = PackedLinear(weight, precision="auto", out_dtype=torch.float32)
     y = product(x)
-    for rows in (1, 2, 4, 16, 17, 32, 33):
+    for rows in (1, 2, 4, 16, 17, 33, 64, 65, 97):
         assert torch.equal(product(x[:rows]), y[:rows])
         assert torch.equal(product(x[-rows:]), y[-rows:])
-    for rows in (1, 3, 20):
+    for rows in (1, 3, 20, 110):
         picked = product.pick(x[:rows], torch.tensor([0, 7, 62], dtype=torch.int32))
         for block in (0, 7, 62):
             assert torch.equal(picked[:, 16 * block : 16 * block + 16], y[:rows, 16 * block : 16 * block + 16])
 
 
 @needs_amx
-def test_more_rows_than_the_second_cache_holds() -> None:
-    weight, x = groups(4, 48, 160), torch.randn(300, 32 * 160)  # a band has 128 rows of 160 groups
+def test_more_of_x_than_the_second_cache_holds() -> None:
+    weight, x = groups(4, 48, 160), torch.randn(300, 32 * 160)  # two bands, of 256 rows and 44, in pieces of 72 groups
     product = PackedLinear(weight, precision="auto")
     assert torch.equal(product(x), torch.cat([product(part) for part in x.split(60)]))
 
@@ -126,15 +126,17 @@ def test_a_row_of_zeros_gives_the_bias() -> None:
     )
 
 
-def test_panels_are_multiplied_with_their_instructions() -> None:
+def test_blocks_are_multiplied_with_their_instructions() -> None:
     """On any machine: what AMX multiplies, and what unpacks weights, as assembly."""
     machine = target_machine("x86_64-unknown-linux-gnu", "sapphirerapids", "")
-    code = assembly(machine, 8, word_panel.multiply_panel(blocks=2, column_blocks=2))
+    code = assembly(machine, 7, word_block.multiply_block(bits=4, num_tiles=4))  # unpacks before the loop and in it
+    assert code.count("tdpbf16ps") == 8 and code.count("tilestored") == 4
+    assert code.count("vpermw") == 32 and code.count("vfmadd") == 32 and "vpshldw" in code
+    assert assembly(machine, 7, word_block.multiply_block(bits=8, num_tiles=1)).count("vpmovsxbd") == 64
+    code = assembly(machine, 8, word_block.multiply_panel(blocks=2, column_blocks=2))
     assert code.count("tdpbf16ps") >= 4 and code.count("tilestored") == 4
-    code = assembly(machine, 5, word_panel.unpack_groups(4))
-    assert code.count("vpermw") == 16 and code.count("vfmadd") == 16 and "vpshldw" in code
-    assert assembly(machine, 5, word_panel.unpack_groups(8)).count("vpmovsxbd") == 32
-    code = assembly(machine, 1, lambda builder, narrow: amx.open_columns(builder, narrow, word_panel.NARROW))
+    assert assembly(machine, 4, word_block.unpack_groups(4)).count("vpermw") == 16
+    code = assembly(machine, 1, lambda builder, narrow: amx.open_columns(builder, narrow, word_block.NARROW))
     assert code.count("ldtilecfg") == 2
 
 
@@ -162,7 +164,7 @@ def assembly(machine: Any, num_arguments: int, emit: Any) -> str:
 
 
 @needs_amx
-@pytest.mark.parametrize("num_rows", [1, 3, 16, 40])
+@pytest.mark.parametrize("num_rows", [1, 3, 16, 40, 90])
 @pytest.mark.parametrize(("bits", "gate"), [(4, "silu"), (8, "gelu_tanh")])
 def test_gates_within_the_product_equal_the_activation_after_it(num_rows: int, bits: int, gate: Any) -> None:
     activate = {"silu": silu_mul, "gelu_tanh": gelu_mul}[gate]
