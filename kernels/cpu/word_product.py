@@ -48,6 +48,9 @@ _BAND_TILES = 16  # of rows, at least as far as there are so many, for which wei
 _ALIGNMENT = 64
 _LINES_AT_ONCE = 4
 _RUN = 4  # groups of 16 rows that one thread lays out at a time
+# Up to so many threads, and bytes, each lays out all of x for itself: to read what another core has just written takes
+# as long as to write it again.
+_ALONE_THREADS, _ALONE_BYTES = 4, 32_000_000
 
 
 class WordProduct:
@@ -88,7 +91,9 @@ class WordProduct:
         num_tiles, num_groups = -(-num_rows // TILE_ROWS), width // GROUP_LEN
         work = num_tiles * TILE_ROWS * width * num_blocks * LANES * (1 if gate is None else 2)
         threads = team_size(work, min_share=_MIN_SHARE)
-        columns = scratch("columns", num_tiles * num_groups * TILE_BYTES + _ALIGNMENT, torch.uint8)
+        columns_len = num_tiles * num_groups * TILE_BYTES
+        own_len = columns_len if threads <= _ALONE_THREADS and threads * columns_len <= _ALONE_BYTES else 0
+        columns = scratch("columns", max(threads * own_len, columns_len) + _ALIGNMENT, torch.uint8)
         chunk_len = -(-num_groups // -(-num_groups // _PANEL_GROUPS))
         band_tiles = max(_BAND_TILES, _PIECE_BYTES // (num_groups * TILE_BYTES) // 2 * 2)
         piece = max(1, _PIECE_BYTES // (max(1, min(num_tiles, band_tiles)) * TILE_BYTES) // chunk_len) * chunk_len
@@ -109,6 +114,7 @@ class WordProduct:
             KINDS[out_dtype],
             out.stride(0),
             _aligned(columns.data_ptr()),
+            own_len,
             _aligned(sums.data_ptr()),
             sums_len,
             thread_len,
@@ -135,9 +141,8 @@ class WordCall(NamedTuple):
     out: int  # [T, N]
     out_kind: int
     out_step: int  # numbers from one row of out to the next
-    columns: (
-        int  # tiles of x [row tiles, groups, 16 words, 16 rows, 2], written in the first phase; of one row as it is
-    )
+    columns: int  # x in tiles [row tiles, groups, 16 words, 16 rows, 2], written in the first phase; one row as it is
+    own_len: int  # bytes of a thread's own columns; 0: all threads share them
     sums: int  # float32 [threads, pairs of blocks, pairs of row tiles of a band, 2, 2, 16 outputs, 16 rows]
     sums_len: int  # bytes of a pair's sums
     thread_len: int  # bytes of a thread's sums: of all pairs of a task, or of one if there is one piece
@@ -244,14 +249,35 @@ def _aligned_here(address: int) -> int:
 
 @entry
 def _run_4(call: WordCall) -> None:
-    _lay_out(call)
-    _multiply(call, _RECORD_4, _block_of_4, _unpack_4)
+    thread = take_number(counters(call), THREAD)
+    columns = call.columns + thread * call.own_len
+    if call.own_len != 0:
+        _lay_out_alone(call, columns)
+    else:
+        _lay_out(call)
+    _multiply(call, columns, thread, _RECORD_4, _block_of_4, _unpack_4)
 
 
 @entry
 def _run_8(call: WordCall) -> None:
-    _lay_out(call)
-    _multiply(call, _RECORD_8, _block_of_8, _unpack_8)
+    thread = take_number(counters(call), THREAD)
+    columns = call.columns + thread * call.own_len
+    if call.own_len != 0:
+        _lay_out_alone(call, columns)
+    else:
+        _lay_out(call)
+    _multiply(call, columns, thread, _RECORD_8, _block_of_8, _unpack_8)
+
+
+@helper
+def _lay_out_alone(call: WordCall, columns: int) -> None:
+    """The first phase: x in tiles, for this thread."""
+    num_tiles, num_groups = (call.num_rows + TILE_ROWS - 1) // TILE_ROWS, call.width // GROUP_LEN
+    if call.num_rows == 1:
+        _lay_one(call, columns, num_groups)
+        return
+    for tile in range(num_tiles):
+        _lay_tile(call, columns, tile, 0, num_groups, num_groups)
 
 
 @helper
@@ -263,10 +289,10 @@ def _lay_out(call: WordCall) -> None:
     task = take_number(counters(call), FIRST_TASK)
     while task < num_tasks:
         if call.num_rows == 1:
-            _lay_one(call, num_groups)
+            _lay_one(call, call.columns, num_groups)
         else:
             tile, first = task // runs, task % runs * _RUN
-            _lay_tile(call, tile, first, min(first + _RUN, num_groups), num_groups)
+            _lay_tile(call, call.columns, tile, first, min(first + _RUN, num_groups), num_groups)
         take_number(counters(call), FIRST_DONE)
         task = take_number(counters(call), FIRST_TASK)
     while watch(counters(call), FIRST_DONE) < num_tasks:
@@ -274,8 +300,8 @@ def _lay_out(call: WordCall) -> None:
 
 
 @inlined
-def _lay_one(call: WordCall, num_groups: int) -> None:
-    x, columns, kind = call.x, call.columns, call.kind
+def _lay_one(call: WordCall, columns: int, num_groups: int) -> None:
+    x, kind = call.x, call.kind
     for group in range(num_groups):
         if kind == BFLOAT16:
             _lay_row_of_words(x + 2 * GROUP_LEN * group, columns + 2 * GROUP_LEN * group)
@@ -284,12 +310,12 @@ def _lay_one(call: WordCall, num_groups: int) -> None:
 
 
 @inlined
-def _lay_tile(call: WordCall, tile: int, first: int, end: int, num_groups: int) -> None:
+def _lay_tile(call: WordCall, columns: int, tile: int, first: int, end: int, num_groups: int) -> None:
     x, kind, width = call.x, call.kind, call.width
     size = 2 if kind == BFLOAT16 else 4
     row = tile * TILE_ROWS
     count = min(TILE_ROWS, call.num_rows - row)
-    to = call.columns + (tile * num_groups + first) * TILE_BYTES
+    to = columns + (tile * num_groups + first) * TILE_BYTES
     for group in range(first, end):
         at = x + size * (row * width + GROUP_LEN * group)
         if kind == BFLOAT16:
@@ -300,15 +326,18 @@ def _lay_tile(call: WordCall, tile: int, first: int, end: int, num_groups: int) 
 
 
 @inlined
-def _multiply(call: WordCall, record_bytes: int, multiply_block: Any, unpack_groups: Any) -> None:
+def _multiply(
+    call: WordCall, columns: int, thread: int, record_bytes: int, multiply_block: Any, unpack_groups: Any
+) -> None:
+    sums = call.sums + thread * call.thread_len
     if call.num_rows <= MAX_TILES * TILE_ROWS:
-        _multiply_blocks(call, record_bytes, multiply_block)
+        _multiply_blocks(call, columns, sums, record_bytes, multiply_block)
     else:
-        _multiply_panels(call, record_bytes, unpack_groups)
+        _multiply_panels(call, columns, sums, record_bytes, unpack_groups)
 
 
 @inlined
-def _multiply_blocks(call: WordCall, record_bytes: int, multiply_block: Any) -> None:
+def _multiply_blocks(call: WordCall, columns: int, sums: int, record_bytes: int, multiply_block: Any) -> None:
     """The way for few rows."""
     num_groups, num_rows, blocks_a_task, num_blocks = (
         call.width // GROUP_LEN,
@@ -320,7 +349,6 @@ def _multiply_blocks(call: WordCall, record_bytes: int, multiply_block: Any) -> 
     line = 4 if num_rows == 1 else 4 * TILE_ROWS
     x_step, sums_step = num_groups * TILE_ROWS * line, MAX_TILES * TILE_BYTES
     buffer = _aligned_here(_local_buffer())
-    sums = call.sums + take_number(counters(call), THREAD) * call.thread_len
     _open_columns(1 if num_rows == 1 else 0)
     task = take_number(counters(call), TASK)
     while task * blocks_a_task < num_blocks:
@@ -329,7 +357,7 @@ def _multiply_blocks(call: WordCall, record_bytes: int, multiply_block: Any) -> 
             records = call.packed + block * num_groups * record_bytes
             for part in range(2 if call.gate != 0 else 1):
                 at = sums + part * sums_step
-                multiply_block(records, num_groups, call.columns, x_step, line, buffer, at, num_tiles)
+                multiply_block(records, num_groups, columns, x_step, line, buffer, at, num_tiles)
                 records += num_blocks * num_groups * record_bytes
             for tile in range(num_tiles):
                 at, row = sums + tile * TILE_BYTES, tile * TILE_ROWS
@@ -339,7 +367,7 @@ def _multiply_blocks(call: WordCall, record_bytes: int, multiply_block: Any) -> 
 
 
 @inlined
-def _multiply_panels(call: WordCall, record_bytes: int, unpack_groups: Any) -> None:
+def _multiply_panels(call: WordCall, columns: int, sums: int, record_bytes: int, unpack_groups: Any) -> None:
     """The way for many rows."""
     num_groups, packed = call.width // GROUP_LEN, call.packed
     blocks_a_task, num_blocks = call.blocks_a_task, call.num_blocks
@@ -348,7 +376,6 @@ def _multiply_panels(call: WordCall, record_bytes: int, unpack_groups: Any) -> N
     panel_step = chunk_len * TILE_BYTES
     panel = _aligned_here(_local_panel())
     factors = panel + BLOCKS * _PANEL_GROUPS * TILE_BYTES
-    sums = call.sums + take_number(counters(call), THREAD) * thread_len
     pair_len = sums_len if thread_len > sums_len else 0
     parts = 2 if call.gate != 0 else 1  # blocks that make one block of out
     step = BLOCKS // parts
@@ -371,7 +398,19 @@ def _multiply_panels(call: WordCall, record_bytes: int, unpack_groups: Any) -> N
                         # Where the next records are that go to the same place: they arrive while these are multiplied.
                         ahead = start + chunk_len if start + groups < piece_end else step * num_groups + piece
                         _multiply_band(
-                            call, panel, panel_step, start, groups, to, band, tiles, first, count, ahead, record_bytes
+                            call,
+                            columns,
+                            panel,
+                            panel_step,
+                            start,
+                            groups,
+                            to,
+                            band,
+                            tiles,
+                            first,
+                            count,
+                            ahead,
+                            record_bytes,
                         )
                     to += pair_len
         task = take_number(counters(call), TASK)
@@ -391,6 +430,7 @@ def _block_of(call: WordCall, first: int, i: int) -> int:
 @helper
 def _multiply_band(
     call: WordCall,
+    columns: int,
     panel: int,
     panel_step: int,
     start: int,
@@ -411,7 +451,7 @@ def _multiply_band(
     num_groups = call.width // GROUP_LEN
     is_last = start + groups == num_groups
     x_step = num_groups * TILE_ROWS * line
-    x = call.columns + band * x_step + start * TILE_ROWS * line
+    x = columns + band * x_step + start * TILE_ROWS * line
     turns = (tiles + 1) // 2
     num_lines = (groups * record_bytes + 63) // 64
     for turn in range(turns):
