@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ...cpu_isa import isa
-from .entry import FIRST_DONE, FIRST_TASK, TASK, counters, entry
+from .entry import FIRST_DONE, FIRST_TASK, TASK, THREAD, counters, entry
 from .group_tile import FINER, TWO_BYTES, WIDE_WORDS, WORDS, block_tiles, numbers_at, x_form, x_record_len
 from .llvm import LANES
 from .machine_code import helper, inlined
 from .packing import GROUP_LEN, record_len
 from .recording import scratch
-from .tensors import KINDS, readable, task_len, team_size
+from .tensors import ALONE_THREADS, KINDS, readable, task_len, team_size
 from .vector import (
     above16,
     choose16,
@@ -48,6 +48,7 @@ from .vector import (
 
 _BLOCKS_AT_ONCE = 2  # their weights stay in the first cache from one tile of rows to the next
 _MIN_SHARE = 200_000  # products worth a second thread
+_ALONE_ROWS, _ALONE_BLOCKS = 16, 512  # up to so many rows, or from so many blocks of outputs on, see ALONE_THREADS
 
 
 class IntegerProduct:
@@ -77,7 +78,9 @@ class IntegerProduct:
         num_records = -(-num_rows // rows) * (width // GROUP_LEN)
         num_blocks = -(-self.num_outputs // LANES) if blocks is None else len(blocks)
         threads = team_size(num_rows * width * num_blocks * LANES, min_share=_MIN_SHARE)
-        rounded = scratch("rounded", num_records * x_record_len(self._form, rows), torch.uint8)
+        own_len = num_records * x_record_len(self._form, rows)
+        is_alone = threads <= ALONE_THREADS and (num_rows <= _ALONE_ROWS or num_blocks >= _ALONE_BLOCKS)
+        rounded = scratch("rounded", own_len * (threads if is_alone else 1), torch.uint8)
         call = IntegerCall(
             x.data_ptr(),
             KINDS[x.dtype],
@@ -90,6 +93,7 @@ class IntegerProduct:
             KINDS[out_dtype],
             out.stride(0),
             rounded.data_ptr(),
+            own_len if is_alone else 0,
             task_len(num_blocks, threads, _BLOCKS_AT_ONCE),
             0 if blocks is None else blocks.data_ptr(),
             num_blocks,
@@ -110,6 +114,7 @@ class IntegerCall(NamedTuple):
     out_kind: int
     out_step: int  # numbers from one row of out to the next
     rounded: int  # records of x (``group_tile``), written in the first phase
+    own_len: int  # bytes of a thread's own records; 0: all threads share them
     blocks_a_task: int
     blocks: int  # int32 [num_blocks]: the blocks of 16 outputs to compute, or 0: all
     num_blocks: int
@@ -153,47 +158,56 @@ def _block_8x16(weights: int, x: int, num_groups: int, out: int, rows: int) -> N
 
 @entry
 def _run_4x8(call: IntegerCall) -> None:
-    _round_rows(call, 8, _form_4x8())
-    _multiply_blocks(call, _RECORD_4, _form_4x8(), _block_4x8)
+    rounded = _round_rows(call, 8, _form_4x8())
+    _multiply_blocks(call, rounded, _RECORD_4, _form_4x8(), _block_4x8)
 
 
 @entry
 def _run_4x16(call: IntegerCall) -> None:
-    _round_rows(call, 8, _form_4x16())
-    _multiply_blocks(call, _RECORD_4, _form_4x16(), _block_4x16)
+    rounded = _round_rows(call, 8, _form_4x16())
+    _multiply_blocks(call, rounded, _RECORD_4, _form_4x16(), _block_4x16)
 
 
 @entry
 def _run_8x8(call: IntegerCall) -> None:
-    _round_rows(call, 128, _form_8x8())
-    _multiply_blocks(call, _RECORD_8, _form_8x8(), _block_8x8)
+    rounded = _round_rows(call, 128, _form_8x8())
+    _multiply_blocks(call, rounded, _RECORD_8, _form_8x8(), _block_8x8)
 
 
 @entry
 def _run_8x16(call: IntegerCall) -> None:
-    _round_rows(call, 128, _form_8x16())
-    _multiply_blocks(call, _RECORD_8, _form_8x16(), _block_8x16)
+    rounded = _round_rows(call, 128, _form_8x16())
+    _multiply_blocks(call, rounded, _RECORD_8, _form_8x16(), _block_8x16)
 
 
 @helper
-def _round_rows(call: IntegerCall, centre: int, form: int) -> None:
-    """The first phase: rounds the rows of x, shared by the team. Returns when all are done."""
+def _round_rows(call: IntegerCall, centre: int, form: int) -> int:
+    """The first phase: rounds the rows of x, for this thread or shared by the team. Returns where they are, when all
+    are done.
+    """
     x, kind, num_rows, width, rounded = call.x, call.kind, call.num_rows, call.width, call.rounded
     num_groups = width // GROUP_LEN
     runs = (num_groups + _RUN - 1) // _RUN
     rows, record = _tile_rows(), x_record_len(form, _tile_rows())
     num_tasks = (num_rows + rows - 1) // rows * runs
-    task = take_number(counters(call), FIRST_TASK)
+    is_alone = call.own_len != 0
+    if is_alone:
+        rounded += take_number(counters(call), THREAD) * call.own_len
+    task = 0 if is_alone else take_number(counters(call), FIRST_TASK)
     while task < num_tasks:
         first_row, first = task // runs * rows, task % runs * _RUN
         to = rounded + (first_row // rows * num_groups + first) * record
         for row in range(first_row, min(first_row + rows, num_rows)):
             at = row * width + first * GROUP_LEN
             _round_groups(x, kind, at, min(_RUN, num_groups - first), to, row - first_row, centre, form)
-        take_number(counters(call), FIRST_DONE)
-        task = take_number(counters(call), FIRST_TASK)
-    while watch(counters(call), FIRST_DONE) < num_tasks:
+        if is_alone:
+            task += 1
+        else:
+            take_number(counters(call), FIRST_DONE)
+            task = take_number(counters(call), FIRST_TASK)
+    while not is_alone and watch(counters(call), FIRST_DONE) < num_tasks:
         pass
+    return rounded
 
 
 @helper
@@ -289,9 +303,9 @@ def _store_steps(to: int, low: Any, high: Any, form: int) -> Any:
 
 
 @inlined
-def _multiply_blocks(call: IntegerCall, weight_record: int, form: int, multiply_block: Any) -> None:
+def _multiply_blocks(call: IntegerCall, rounded: int, weight_record: int, form: int, multiply_block: Any) -> None:
     num_rows, num_groups, packed, num_outputs = call.num_rows, call.width // GROUP_LEN, call.packed, call.num_outputs
-    bias, out, out_kind, out_step, rounded = call.bias, call.out, call.out_kind, call.out_step, call.rounded
+    bias, out, out_kind, out_step = call.bias, call.out, call.out_kind, call.out_step
     blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
     tile, tile_rows, record = _local_tile(), _tile_rows(), x_record_len(form, _tile_rows())
     task = take_number(counters(call), TASK)

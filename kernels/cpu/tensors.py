@@ -11,6 +11,9 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 # Below this many elements a thread, sharing the work takes longer than doing it.
 MIN_SHARE = 1 << 16
 _TASKS_A_THREAD = 4
+# Up to so many threads, each prepares x of a product for itself: to read what another core has just written takes as
+# long as to write it again, and no thread waits for the others.
+ALONE_THREADS = 4
 
 
 def team_size(work: int, *, min_share: int = MIN_SHARE) -> int:

@@ -18,7 +18,7 @@ from .llvm import LANES, V16, load_at, number
 from .machine_code import helper, inlined
 from .packing import GROUP_LEN, record_len
 from .recording import scratch
-from .tensors import KINDS, readable, task_len, team_size
+from .tensors import ALONE_THREADS, KINDS, readable, task_len, team_size
 from .vector import (
     BFLOAT16,
     compiled,
@@ -48,9 +48,7 @@ _BAND_TILES = 16  # of rows, at least as far as there are so many, for which wei
 _ALIGNMENT = 64
 _LINES_AT_ONCE = 4
 _RUN = 4  # groups of 16 rows that one thread lays out at a time
-# Up to so many threads, and bytes, each lays out all of x for itself: to read what another core has just written takes
-# as long as to write it again.
-_ALONE_THREADS, _ALONE_BYTES = 4, 32_000_000
+_ALONE_BYTES = 32_000_000  # of all threads' own columns, see ALONE_THREADS
 
 
 class WordProduct:
@@ -92,7 +90,7 @@ class WordProduct:
         work = num_tiles * TILE_ROWS * width * num_blocks * LANES * (1 if gate is None else 2)
         threads = team_size(work, min_share=_MIN_SHARE)
         columns_len = num_tiles * num_groups * TILE_BYTES
-        own_len = columns_len if threads <= _ALONE_THREADS and threads * columns_len <= _ALONE_BYTES else 0
+        own_len = columns_len if threads <= ALONE_THREADS and threads * columns_len <= _ALONE_BYTES else 0
         columns = scratch("columns", max(threads * own_len, columns_len) + _ALIGNMENT, torch.uint8)
         chunk_len = -(-num_groups // -(-num_groups // _PANEL_GROUPS))
         band_tiles = max(_BAND_TILES, _PIECE_BYTES // (num_groups * TILE_BYTES) // 2 * 2)
