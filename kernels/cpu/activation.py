@@ -13,7 +13,7 @@ from torch import Tensor
 from .entry import TASK, counters, entry
 from .llvm import FUSED, LANES, V16, constant
 from .machine_code import inlined
-from .tensors import KINDS, team_size
+from .tensors import KINDS, task_len, team_size
 from .vector import (
     compiled,
     exp2,
@@ -31,6 +31,7 @@ from .vector import (
 _LOG2_E = np.float32(1.44269504)
 _SLOPE = np.float32(2.0 * np.sqrt(2.0 / np.pi))
 _CUBIC = np.float32(0.044715) * _SLOPE
+_SHARE = 512  # gates of one row, so that threads can share a long one
 _LOWEST = np.float32(-88.0)  # silu of a smaller gate is 0 in float32; this one's power of 2 is a normal number
 
 
@@ -46,8 +47,11 @@ def _gated(x: Tensor, *, is_gelu: bool) -> Tensor:
     x = x.contiguous()
     width = x.shape[-1] // 2
     y = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
-    call = GatedCall(x.data_ptr(), y.data_ptr(), KINDS[x.dtype], y.numel() // width if width else 0, width, is_gelu)
-    _gated_product(call, threads=team_size(2 * y.numel()))
+    num_rows, threads = y.numel() // width if width else 0, team_size(2 * y.numel())
+    rows_a_task = task_len(num_rows, threads, 1)
+    share = max(width, 1) if rows_a_task > 1 else _SHARE
+    call = GatedCall(x.data_ptr(), y.data_ptr(), KINDS[x.dtype], num_rows, width, rows_a_task, share, is_gelu)
+    _gated_product(call, threads=threads)
     return y
 
 
@@ -57,6 +61,8 @@ class GatedCall(NamedTuple):
     kind: int  # of x and y
     num_rows: int
     width: int
+    rows_a_task: int
+    share: int  # of a row's gates that a task has: all of them where it has several rows
     is_gelu: int
 
 
@@ -92,22 +98,22 @@ def gated16(builder: Any, gate: Any, up: Any, slopes: Any, cubics: Any) -> Any:
 @entry
 def _gated_product(call: GatedCall) -> None:
     x, y, kind, num_rows, width = call.x, call.y, call.kind, call.num_rows, call.width
-    # A task is up to 512 gates of one row, so that threads can share one long row.
-    step = 512
+    rows_a_task, step = call.rows_a_task, call.share
     shares = (width + step - 1) // step
     slope, cubic = sigmoid_of(call.is_gelu != 0)
     slopes, cubics = splat16(slope), splat16(cubic)
     task = take_number(counters(call), TASK)
-    while task < num_rows * shares:
-        row = task // shares
-        begin = (task - row * shares) * step
+    while task // shares * rows_a_task < num_rows:
+        first = task // shares * rows_a_task
+        begin = task % shares * step
         end = min(begin + step, width)
         whole = end - (end - begin) % LANES
-        gates, ups, to = 2 * row * width, (2 * row + 1) * width, row * width
-        for i in range(begin, whole, LANES):
-            store16(y, to + i, kind, gated16(load16(x, gates + i, kind), load16(x, ups + i, kind), slopes, cubics))
-        for i in range(whole, end):
-            value = get(x, gates + i, kind)
-            divisor = np.float32(1.0) + exp2(max(_LOWEST, value * (slope + cubic * value * value)) * -_LOG2_E)
-            put(y, to + i, kind, value / divisor * get(x, ups + i, kind))
+        for row in range(first, min(first + rows_a_task, num_rows)):
+            gates, ups, to = 2 * row * width, (2 * row + 1) * width, row * width
+            for i in range(begin, whole, LANES):
+                store16(y, to + i, kind, gated16(load16(x, gates + i, kind), load16(x, ups + i, kind), slopes, cubics))
+            for i in range(whole, end):
+                value = get(x, gates + i, kind)
+                divisor = np.float32(1.0) + exp2(max(_LOWEST, value * (slope + cubic * value * value)) * -_LOG2_E)
+                put(y, to + i, kind, value / divisor * get(x, ups + i, kind))
         task = take_number(counters(call), TASK)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .entry import TASK, counters, entry
-from .tensors import KINDS, readable, team_size
+from .tensors import KINDS, readable, task_len, team_size
 from .vector import LANES, get, load16, put, splat16, store16, sum16, take_number
 
 
@@ -29,6 +29,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
         residual = readable(residual)
         residual_out = torch.empty_like(residual)
         added, added_kind, total = residual.data_ptr(), KINDS[residual.dtype], residual_out.data_ptr()
+    threads = team_size(num_rows * width)
     call = RmsNormCall(
         x.data_ptr(),
         group,
@@ -42,9 +43,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None =
         total,
         num_rows,
         width,
+        task_len(num_rows, threads, 1),
         eps,
     )
-    _rms_norm(call, threads=team_size(num_rows * width))
+    _rms_norm(call, threads=threads)
     return y, residual_out
 
 
@@ -66,6 +68,7 @@ class RmsNormCall(NamedTuple):
     residual_out: int  # [rows, width]
     num_rows: int
     width: int
+    rows_a_task: int
     eps: float
 
 
@@ -77,8 +80,10 @@ def _rms_norm(call: RmsNormCall) -> None:
     num_rows, eps = call.num_rows, call.eps
     group, step = call.group, call.step
     whole = width - width % LANES
-    row = take_number(counters(call), TASK)
-    while row < num_rows:
+    rows_a_task = call.rows_a_task
+    row = rows_a_task * take_number(counters(call), TASK)
+    end = min(row + rows_a_task, num_rows)
+    while row < end:
         start = row * width
         at = row // group * step + row % group * width  # of x; ``start`` is of the others
         squares, rest = splat16(0.0), np.float32(0.0)
@@ -107,4 +112,7 @@ def _rms_norm(call: RmsNormCall) -> None:
             if residual != 0:
                 value += get(residual, start + i, residual_kind)
             put(y, start + i, kind, value * scale * get(weight, i, weight_kind))
-        row = take_number(counters(call), TASK)
+        row += 1
+        if row == end:
+            row = rows_a_task * take_number(counters(call), TASK)
+            end = min(row + rows_a_task, num_rows)

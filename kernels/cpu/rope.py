@@ -12,10 +12,10 @@ from .machine_code import inlined
 from .norm import rms_norm
 from .quantized_kv import QUANTIZED, pack_vector
 from .recording import scratch
-from .tensors import KINDS, team_size
+from .tensors import KINDS, task_len, team_size
 from .vector import FLOAT32, LANES, get, get_i64, load16, put, store16, take_number
 
-_TOKENS_A_TASK = 4
+_TOKENS_A_TASK = 4  # at least
 
 
 def rope_write_kv(
@@ -69,6 +69,7 @@ def rope_write_kv(
         head_dim,
         0 if vectors is None else vectors.data_ptr(),
         vector_len,
+        task_len(num_tokens, threads, _TOKENS_A_TASK),
     )
     _rope_write_kv(call, threads=threads)
 
@@ -113,6 +114,7 @@ class RopeCall(NamedTuple):
     head_dim: int
     vectors: int  # float32 [threads, vector_len]: where each thread makes what becomes QUANTIZED
     vector_len: int
+    tokens_a_task: int
 
 
 @entry
@@ -123,9 +125,10 @@ def _rope_write_kv(call: RopeCall) -> None:
     num_tokens, num_heads, num_kv_heads, head_dim = call.num_tokens, call.num_heads, call.num_kv_heads, call.head_dim
     row_len, is_quantized = call.row_len, cache_kind == QUANTIZED
     vector = call.vectors + 4 * call.vector_len * take_number(counters(call), THREAD)
+    tokens_a_task = call.tokens_a_task
     task = take_number(counters(call), TASK)
-    while task * _TOKENS_A_TASK < num_tokens:
-        for token in range(task * _TOKENS_A_TASK, min((task + 1) * _TOKENS_A_TASK, num_tokens)):
+    while task * tokens_a_task < num_tokens:
+        for token in range(task * tokens_a_task, min((task + 1) * tokens_a_task, num_tokens)):
             angles = get_i64(call.positions, token) * rotary
             slot = get_i64(call.out_slots, token) * num_kv_heads * row_len
             for head in range(num_heads):
