@@ -210,7 +210,7 @@ class EngineCore:
         )
 
     def _speculation(self, trained: Drafter | None) -> Speculation:
-        slope = 0.005 if self.model.device.type != "cpu" else 0.06 if isa().name == "amx" else 0.15
+        slope = 0.005 if self.model.device.type != "cpu" else 0.1 if isa().name == "amx" else 0.15
         drafters: list[Drafter] = [
             LookupDrafter(lambda ids, name, limit: self.cache.continuation(ids, namespace=name, limit=limit)),
             GrammarDrafter(),
