@@ -51,8 +51,8 @@ class Isa:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether there are products of whole tiles of bytes (``kernels/cpu/amx.py``)."""
-        return "amx-int8" in self.features
+        """Whether there are products of whole tiles of bfloat16 (``kernels/cpu/amx.py``)."""
+        return "amx-bf16" in self.features
 
 
 def _isa(
@@ -72,9 +72,9 @@ def _isa(
 ISAS = (
     _isa(
         "amx",
-        "16 x 16 x 64 byte products in one instruction",
+        "16 x 16 x 32 products of bfloat16 in one instruction",
         _X86,
-        "avx512f avx512bw avx512vl avx512vnni amx-tile amx-int8 amx-bf16",
+        "avx512f avx512bw avx512vl avx512vnni avx512bf16 amx-tile amx-int8 amx-bf16",
         (),
         (16, 32),
         "vpdpbusd",

@@ -210,10 +210,11 @@ class Peaks:
     def shares(self, num_weights: int, label: str, rows: int, seconds: float) -> tuple[float, float]:
         """(of the byte products, of the bytes) that a product took in so many seconds.
 
-        One product of a weight and an x of 16 bits is two of bytes in vectors and four in tiles.
+        One product of a weight and an x of 16 bits is two of bytes in vectors, and one of bfloat16 takes a tile the time
+        of two.
         """
-        is_tiled = label.endswith("(AMX)") and rows > 4
-        planes = 4 if is_tiled else 2 if "int16" in label else 1
+        is_tiled = label.endswith("(AMX)")
+        planes = 2 if is_tiled or "int16" in label else 1
         peak = self.tile_products if is_tiled else self.vector_products
         products, read = planes * num_weights * rows / seconds, num_weights * WEIGHT_BYTES[label[:4]] / seconds
         return products / peak if peak else 0.0, read / self.bytes_read
@@ -255,7 +256,7 @@ def main() -> None:
             report[name][label] = figures
             cells = (f"{key}: {best:.2f} ({median:.2f})" for key, (best, median) in figures.items())
             print(f"  {label:<20} " + "   ".join(cells), flush=True)
-            if name in WEIGHTS and " by int" in label:
+            if name in WEIGHTS and label.startswith(tuple(WEIGHT_BYTES)) and " by " in label:
                 shares = {k: peaks.shares(WEIGHTS[name], label, int(k), best / 1e3) for k, (best, _) in figures.items()}
                 report.setdefault("shares", {})[f"{name} {label}"] = shares
                 cells = (f"{key}: {products:.0%}, {read:.0%}" for key, (products, read) in shares.items())

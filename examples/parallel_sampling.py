@@ -26,7 +26,7 @@ A: 2 * 6 = 12. The answer is 12.
 @function
 def solve(s, question):
     s += EXAMPLES + f"Q: {question}\nA:"
-    s += gen("answer", n=16, max_tokens=24, stop="\n", temperature=0.6, seed=7)
+    s += gen("answer", n=32, max_tokens=24, stop="\n", temperature=0.6, seed=7)
 
 
 def number_in(answer):

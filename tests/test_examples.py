@@ -149,7 +149,7 @@ def test_line_retrieval_reads_the_lines_once(lines):
 
 def test_parallel_sampling_votes(lines):
     question, *votes, winner = lines("parallel_sampling")
-    assert question.endswith("?") and sum(int(line.split("x")[0]) for line in votes) == 16
+    assert question.endswith("?") and sum(int(line.split("x")[0]) for line in votes) == 32
     assert winner == "the vote: 11"
 
 
