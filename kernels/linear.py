@@ -134,16 +134,15 @@ class PackedLinear:
         assert isinstance(self._product, BytesProduct)
         return self._product.pick(x, blocks, out)
 
-    @property
-    def can_gate(self) -> bool:
-        return self.out_dtype == torch.float32 and isinstance(self._product, BytesProduct) and self._product.can_gate
-
-    def gated(self, x: Tensor, gate: word_product.Gate) -> Tensor:
-        """bfloat16 [T, N / 2], for the next product: the activations of the first half of the results times the second
-        half, equal to the bit to both done one after the other and rounded. Only where ``can_gate``.
+    def gated(self, x: Tensor, gate: word_product.Gate, then: PackedLinear) -> Tensor | None:
+        """``then``'s results [T, M] of the activations of the first half of these results times the second half, equal
+        to the bit to one done after the other. None where the products cannot join.
         """
-        assert isinstance(self._product, BytesProduct)
-        return self._product.gated(x, gate)
+        if not (isinstance(self._product, BytesProduct) and isinstance(then._product, BytesProduct)):
+            return None
+        if self.out_dtype != torch.float32 or then.out_dtype is None:
+            return None
+        return self._product.gated(x, gate, then._product)
 
     @property
     def has_rows(self) -> bool:
@@ -307,13 +306,12 @@ class BytesProduct:
     def pick(self, x: Tensor, blocks: Tensor, out: Tensor | None = None) -> Tensor:
         return self.product(x, self._dtype_for(x), blocks=blocks, out=out)
 
-    @property
-    def can_gate(self) -> bool:
-        return isinstance(self.product, word_product.WordProduct) and self.product.can_gate
-
-    def gated(self, x: Tensor, gate: word_product.Gate) -> Tensor:
-        assert isinstance(self.product, word_product.WordProduct)
-        return self.product(x, torch.bfloat16, gate=gate)
+    def gated(self, x: Tensor, gate: word_product.Gate, then: BytesProduct) -> Tensor | None:
+        mine, other = self.product, then.product
+        if not (isinstance(mine, word_product.WordProduct) and isinstance(other, word_product.WordProduct)):
+            return None
+        assert then.out_dtype is not None
+        return other(mine.gated(x, gate), then.out_dtype) if mine.can_gate else None
 
     def _dtype_for(self, x: Tensor) -> torch.dtype:
         return self.out_dtype or (x.dtype if x.dtype == torch.bfloat16 else torch.float32)

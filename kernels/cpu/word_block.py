@@ -270,11 +270,7 @@ def put_tile(*, words: bool) -> Callable[..., None]:
 
     def emit(builder: Any, sums: Any, to: Any, step: Any) -> None:
         if words:
-            floats = [load_at(builder, V16, sums, TILE_LEN * i) for i in range(LANES)]
-            # Each lane has one column's neighbouring outputs.
-            turn = ir.Constant(ir.VectorType(I32, 2 * LANES), [i // 2 + LANES * (i % 2) for i in range(2 * LANES)])
-            halves = [_narrowed(builder, *floats[i : i + 2]) for i in range(0, LANES, 2)]
-            lines = [builder.bitcast(builder.shuffle_vector(half, half, turn), V16_I32) for half in halves]
+            lines = _paired(builder, sums)
             lines += [ir.Constant(V16_I32, ir.Undefined)] * (LANES // 2)
         else:
             lines = [load_at(builder, V16_I32, sums, TILE_LEN * i) for i in range(LANES)]
@@ -286,6 +282,19 @@ def put_tile(*, words: bool) -> Callable[..., None]:
 
     emit.__name__ = "put_words" if words else "put_floats"
     return emit
+
+
+def put_columns(builder: Any, sums: Any, to: Any) -> None:
+    """float32 [16 outputs, 16 columns] to half of a tile of x for another product, rounded as x is."""
+    _store_lines(builder, _paired(builder, sums), to)
+
+
+def _paired(builder: Any, sums: Any) -> list[Any]:
+    """8 lines of words: each lane has a column's neighbouring outputs."""
+    floats = [load_at(builder, V16, sums, TILE_LEN * i) for i in range(LANES)]
+    turn = ir.Constant(ir.VectorType(I32, 2 * LANES), [i // 2 + LANES * (i % 2) for i in range(2 * LANES)])
+    halves = [_narrowed(builder, *floats[i : i + 2]) for i in range(0, LANES, 2)]
+    return [builder.bitcast(builder.shuffle_vector(half, half, turn), V16_I32) for half in halves]
 
 
 def _neighbours(builder: Any, address: Any, *, words: bool) -> Any:

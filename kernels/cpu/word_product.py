@@ -48,7 +48,16 @@ _BAND_TILES = 16  # of rows, at least as far as there are so many, for which wei
 _ALIGNMENT = 64
 _LINES_AT_ONCE = 4
 _RUN = 4  # groups of 16 rows that one thread lays out at a time
+_LAID_OUT = -1
 _ALONE_BYTES = 32_000_000  # of all threads' own columns, see ALONE_THREADS
+
+
+class Columns(NamedTuple):
+    """What a product reads of x, as another product has laid it out."""
+
+    tiles: Tensor  # bfloat16 [row tiles, groups, 16 words, 16 rows, 2]; of one row [K]
+    num_rows: int
+    width: int  # K
 
 
 class WordProduct:
@@ -62,36 +71,69 @@ class WordProduct:
 
     @property
     def can_gate(self) -> bool:
-        return self.num_outputs % (2 * LANES) == 0
+        """Whether half of the outputs are whole groups of another product."""
+        return self.num_outputs % (2 * GROUP_LEN) == 0
+
+    def gated(self, x: Tensor, gate: Gate) -> Columns:
+        """The activations of the first half of the outputs times the second half, for another product. Only where
+        ``can_gate``.
+        """
+        width = self.num_outputs // 2
+        num_tiles = -(-x.shape[0] // TILE_ROWS)
+        size = width if x.shape[0] == 1 else num_tiles * TILE_ROWS * width
+        tiles = torch.empty(size, dtype=torch.bfloat16)
+        self._multiply(x, tiles, width, num_blocks=width // LANES, gate=gate)
+        return Columns(tiles, x.shape[0], width)
 
     def __call__(
         self,
-        x: Tensor,
+        x: Tensor | Columns,
         out_dtype: torch.dtype,
         *,
         out: Tensor | None = None,
         blocks: Tensor | None = None,
-        gate: Gate | None = None,
     ) -> Tensor:
         """``out`` [T, N], if given, receives the results; it may be columns of a larger tensor.
 
-        With ``blocks`` (int32) only outputs [16 b, 16 b + 16) of each block b are written. With ``gate``, where
-        ``can_gate``, the result is [T, N / 2]: the activations of the first half of the outputs times the second half.
+        With ``blocks`` (int32) only outputs [16 b, 16 b + 16) of each block b are written.
         """
-        x = readable(x)
-        num_rows, width = x.shape
-        assert gate is None or (blocks is None and self.can_gate)
-        out_width = self.num_outputs if gate is None else self.num_outputs // 2
+        num_rows = x.num_rows if isinstance(x, Columns) else x.shape[0]
         if out is None:
-            out = torch.empty((num_rows, out_width), dtype=out_dtype)
-        assert out.dtype == out_dtype and out.shape == (num_rows, out_width) and out.stride(1) == 1
-        num_blocks = -(-out_width // LANES) if blocks is None else len(blocks)
+            out = torch.empty((num_rows, self.num_outputs), dtype=out_dtype)
+        assert out.dtype == out_dtype and out.shape == (num_rows, self.num_outputs) and out.stride(1) == 1
+        num_blocks = -(-self.num_outputs // LANES) if blocks is None else len(blocks)
+        self._multiply(x, out, out.stride(0), num_blocks=num_blocks, blocks=blocks)
+        return out
+
+    def _multiply(
+        self,
+        x: Tensor | Columns,
+        out: Tensor,
+        out_step: int,
+        *,
+        num_blocks: int,
+        blocks: Tensor | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        if isinstance(x, Columns):
+            columns, num_rows, width = x
+            x = columns
+        else:
+            x = readable(x)
+            columns = None
+            num_rows, width = x.shape
         num_tiles, num_groups = -(-num_rows // TILE_ROWS), width // GROUP_LEN
         work = num_tiles * TILE_ROWS * width * num_blocks * LANES * (1 if gate is None else 2)
         threads = team_size(work, min_share=_MIN_SHARE)
-        columns_len = num_tiles * num_groups * TILE_BYTES
-        own_len = columns_len if threads <= ALONE_THREADS and threads * columns_len <= _ALONE_BYTES else 0
-        columns = scratch("columns", max(threads * own_len, columns_len) + _ALIGNMENT, torch.uint8)
+        own_len = 0
+        if columns is None:
+            columns_len = num_tiles * num_groups * TILE_BYTES
+            if threads <= ALONE_THREADS and threads * columns_len <= _ALONE_BYTES:
+                own_len = columns_len
+            columns = scratch("columns", max(threads * own_len, columns_len) + _ALIGNMENT, torch.uint8)
+            columns_at = _aligned(columns.data_ptr())
+        else:
+            own_len, columns_at = _LAID_OUT, columns.data_ptr()
         chunk_len = -(-num_groups // -(-num_groups // _PANEL_GROUPS))
         band_tiles = max(_BAND_TILES, _PIECE_BYTES // (num_groups * TILE_BYTES) // 2 * 2)
         piece = max(1, _PIECE_BYTES // (max(1, min(num_tiles, band_tiles)) * TILE_BYTES) // chunk_len) * chunk_len
@@ -109,9 +151,9 @@ class WordProduct:
             self.num_outputs,
             0 if self.bias is None else self.bias.data_ptr(),
             out.data_ptr(),
-            KINDS[out_dtype],
-            out.stride(0),
-            _aligned(columns.data_ptr()),
+            KINDS[out.dtype],
+            out_step,
+            columns_at,
             own_len,
             _aligned(sums.data_ptr()),
             sums_len,
@@ -125,7 +167,6 @@ class WordProduct:
             _GATES[gate],
         )
         self._run(call, threads=threads)
-        return out
 
 
 class WordCall(NamedTuple):
@@ -140,7 +181,7 @@ class WordCall(NamedTuple):
     out_kind: int
     out_step: int  # numbers from one row of out to the next
     columns: int  # x in tiles [row tiles, groups, 16 words, 16 rows, 2], written in the first phase; one row as it is
-    own_len: int  # bytes of a thread's own columns; 0: all threads share them
+    own_len: int  # bytes of a thread's own columns; 0: all threads share them; _LAID_OUT: x is Columns
     sums: int  # float32 [threads, pairs of blocks, pairs of row tiles of a band, 2, 2, 16 outputs, 16 rows]
     sums_len: int  # bytes of a pair's sums
     thread_len: int  # bytes of a thread's sums: of all pairs of a task, or of one if there is one piece
@@ -176,6 +217,7 @@ _lay_row, _lay_row_of_words = (
 _put_floats, _put_words = (
     compiled(types.void, *_ints[:3])(word_block.put_tile(words=words)) for words in (False, True)
 )
+_put_columns = compiled(types.void, *_ints[:2])(word_block.put_columns)
 _fetch = compiled(types.void, types.int64)(word_block.fetch)
 _local_buffer = local_floats((BUFFER_BYTES + _ALIGNMENT) // 4)
 _local_panel = local_floats((_PANEL_GROUPS * (BLOCKS * TILE_BYTES + FACTOR_BYTES) + _ALIGNMENT) // 4)
@@ -248,39 +290,36 @@ def _aligned_here(address: int) -> int:
 @entry
 def _run_4(call: WordCall) -> None:
     thread = take_number(counters(call), THREAD)
-    columns = call.columns + thread * call.own_len
-    if call.own_len != 0:
-        _lay_out_alone(call, columns)
-    else:
-        _lay_out(call)
-    _multiply(call, columns, thread, _RECORD_4, _block_of_4, _unpack_4)
+    _multiply(call, _laid_out(call, thread), thread, _RECORD_4, _block_of_4, _unpack_4)
 
 
 @entry
 def _run_8(call: WordCall) -> None:
     thread = take_number(counters(call), THREAD)
-    columns = call.columns + thread * call.own_len
-    if call.own_len != 0:
-        _lay_out_alone(call, columns)
-    else:
-        _lay_out(call)
-    _multiply(call, columns, thread, _RECORD_8, _block_of_8, _unpack_8)
+    _multiply(call, _laid_out(call, thread), thread, _RECORD_8, _block_of_8, _unpack_8)
 
 
 @helper
-def _lay_out_alone(call: WordCall, columns: int) -> None:
-    """The first phase: x in tiles, for this thread."""
+def _laid_out(call: WordCall, thread: int) -> int:
+    """The first phase: x in tiles. Returns where this thread finds them."""
+    if call.own_len == _LAID_OUT:
+        return call.columns
+    if call.own_len == 0:
+        _lay_out(call)
+        return call.columns
+    columns = call.columns + thread * call.own_len
     num_tiles, num_groups = (call.num_rows + TILE_ROWS - 1) // TILE_ROWS, call.width // GROUP_LEN
     if call.num_rows == 1:
         _lay_one(call, columns, num_groups)
-        return
-    for tile in range(num_tiles):
-        _lay_tile(call, columns, tile, 0, num_groups, num_groups)
+    else:
+        for tile in range(num_tiles):
+            _lay_tile(call, columns, tile, 0, num_groups, num_groups)
+    return columns
 
 
 @helper
 def _lay_out(call: WordCall) -> None:
-    """The first phase: x in tiles, shared by the team. Returns when all is done."""
+    """Lays out x for all threads. Returns when all is done."""
     num_tiles, num_groups = (call.num_rows + TILE_ROWS - 1) // TILE_ROWS, call.width // GROUP_LEN
     runs = (num_groups + _RUN - 1) // _RUN if call.num_rows > 1 else 1
     num_tasks = num_tiles * runs
@@ -490,7 +529,14 @@ def _put_sums(call: WordCall, sums: int, others: int, row: int, rows: int, block
     """Stores a block's outputs of up to 16 rows; ``others``: the sums of what gates multiply."""
     if call.gate != 0:
         _join_gates(call, sums, others, block)
-    elif call.bias != 0:
+        if call.num_rows > 1:
+            groups = call.num_blocks * LANES // GROUP_LEN
+            tile = call.out + (row // TILE_ROWS * groups + block // 2) * TILE_BYTES
+            _put_columns(sums, tile + block % 2 * (TILE_BYTES // 2))
+        else:
+            store16(call.out, LANES * block, BFLOAT16, load16_f32(sums, 0))
+        return
+    if call.bias != 0:
         _add_bias(call, sums, block)
     _put_tile(call, sums, row, rows, block)
 
@@ -534,7 +580,7 @@ def _add_bias(call: WordCall, sums: int, block: int) -> None:
 def _put_tile(call: WordCall, sums: int, first: int, rows: int, block: int) -> None:
     """Stores sums [16 outputs, rows] of some rows. Outputs from the last on are left out."""
     column = block * LANES
-    width = call.num_outputs if call.gate == 0 else call.num_blocks * LANES
+    width = call.num_outputs
     is_words = call.out_kind == BFLOAT16
     size = 2 if is_words else 4
     out, step = call.out + size * (first * call.out_step + column), size * call.out_step

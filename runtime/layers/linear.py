@@ -60,11 +60,11 @@ class Linear:
         """``PackedLinear.pick``."""
         return self.parts[0].pick(x, blocks, out)
 
-    def gated(self, x: torch.Tensor, gate: Activation) -> torch.Tensor | None:
-        """``PackedLinear.gated``; None if the product does not join the activation."""
-        if len(self.parts) != 1 or gate == "gelu" or not self.parts[0].can_gate:
+    def gated(self, x: torch.Tensor, gate: Activation, then: "Linear") -> torch.Tensor | None:
+        """``PackedLinear.gated``; None where the products cannot join."""
+        if len(self.parts) != 1 or len(then.parts) != 1 or gate == "gelu":
             return None
-        return self.parts[0].gated(x, gate)
+        return self.parts[0].gated(x, gate, then.parts[0])
 
     @property
     def has_rows(self) -> bool:

@@ -166,16 +166,18 @@ def assembly(machine: Any, num_arguments: int, emit: Any) -> str:
 @needs_amx
 @pytest.mark.parametrize("num_rows", [1, 3, 16, 40, 90])
 @pytest.mark.parametrize(("bits", "gate"), [(4, "silu"), (8, "gelu_tanh")])
-def test_gates_within_the_product_equal_the_activation_after_it(num_rows: int, bits: int, gate: Any) -> None:
+def test_joined_products_equal_those_with_an_activation_between(num_rows: int, bits: int, gate: Any) -> None:
     activate = {"silu": silu_mul, "gelu_tanh": gelu_mul}[gate]
-    weight, x = groups(bits, 96, 41), torch.randn(num_rows, 32 * 41)
-    product = PackedLinear(weight, precision="auto", bias=torch.randn(96), out_dtype=torch.float32)
-    assert product.can_gate
-    assert torch.equal(product.gated(x, gate), activate(product(x)).bfloat16())
+    x = torch.randn(num_rows, 32 * 41)
+    first = PackedLinear(groups(bits, 192, 41), precision="auto", bias=torch.randn(192), out_dtype=torch.float32)
+    then = PackedLinear(groups(bits, 50, 3), precision="auto", bias=torch.randn(50), out_dtype=torch.float32)
+    joined = first.gated(x, gate, then)
+    assert joined is not None and torch.equal(joined, then(activate(first(x))))
 
 
-def test_only_whole_blocks_of_products_in_float32_join_their_gates() -> None:
-    bfloat16 = PackedLinear(groups(4, 96, 2), precision="auto", out_dtype=torch.bfloat16)
-    odd = PackedLinear(groups(4, 40, 2), precision="auto", out_dtype=torch.float32)
-    exact = PackedLinear(groups(4, 96, 2), precision="int16", out_dtype=torch.float32)
-    assert not any(product.can_gate for product in (bfloat16, odd, exact))
+def test_only_whole_groups_of_products_in_tiles_join() -> None:
+    x, then = torch.randn(3, 64), PackedLinear(groups(4, 50, 1), precision="auto", out_dtype=torch.float32)
+    bfloat16 = PackedLinear(groups(4, 64, 2), precision="auto", out_dtype=torch.bfloat16)
+    odd = PackedLinear(groups(4, 32, 2), precision="auto", out_dtype=torch.float32)
+    exact = PackedLinear(groups(4, 64, 2), precision="int16", out_dtype=torch.float32)
+    assert all(product.gated(x, "silu", then) is None for product in (bfloat16, odd, exact))
