@@ -210,8 +210,8 @@ class Peaks:
     def shares(self, num_weights: int, label: str, rows: int, seconds: float) -> tuple[float, float]:
         """(of the byte products, of the bytes) that a product took in so many seconds.
 
-        One product of a weight and an x of 16 bits is two of bytes in vectors; one of bfloat16 in tiles takes as long as
-        two of bytes.
+        One product of a weight and an x of 16 bits is two of bytes in vectors; one of bfloat16 in tiles takes as long
+        as two of bytes.
         """
         is_tiled = label.endswith("(AMX)")
         planes = 2 if is_tiled or "int16" in label else 1

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...cpu_isa import isa
 from ..quantized_kv import kv_row_len
 from ..shared import SharedPrefixes
 from ..threads import team
@@ -106,7 +107,9 @@ from .vector import (
 )
 from .word_tiles import add_word_tiles, close_word_tiles, has_word_tiles, multiply_word_tiles, open_word_tiles
 
-_VECTORS = 64  # of a task, or the query heads of one KV head where those are more
+# Of a task, or the query heads of one KV head where those are more. Where tiles multiply, laying out keys and values
+# takes as long as the products; so more queries share it.
+_VECTORS, _TILE_VECTORS = 64, 96
 
 _MIN_WORK = 200_000  # multiplications worth a second thread
 
@@ -195,7 +198,8 @@ def _run(
     is_in_words = q.dtype == torch.bfloat16 and (is_quantized or k_cache.dtype == torch.bfloat16)
     in_words = has_bfloat16_pairs() and is_in_words and head_dim % (2 * LANES) == 0
 
-    block = max(1, min(_VECTORS // group, num_tokens - num_rows + 1))
+    most_vectors = _TILE_VECTORS if in_words and isa().has_tiles else _VECTORS
+    block = max(1, min(most_vectors // group, num_tokens - num_rows + 1))
     max_blocks = num_rows + num_tokens // block
     num_words = plan_words(num_rows, num_tokens, slot_table.shape[1], block=block, num_kv_heads=num_kv_heads)
     plan = scratch("attention plan", num_words, torch.int64)
@@ -212,7 +216,7 @@ def _run(
         slot_table.data_ptr(),
         slot_table.stride(0),
         row_ids.data_ptr(),
-        max(1, _VECTORS // group),
+        max(1, most_vectors // group),
         ends_at,
         firsts_at,
     )
@@ -227,7 +231,7 @@ def _run(
     part_len = vectors * (padded + 2)
     vectors = max(vectors, num_heads)  # a task may have all heads of a query
     if num_rows > 1:  # rows may share tiles
-        vectors = max(vectors, max(1, _VECTORS // group) * group)
+        vectors = max(vectors, max(1, most_vectors // group) * group)
     parts = scratch("attention parts", num_parts * part_len, torch.float32)
     num_arrays = 3 if is_quantized else 2  # of a tile: keys, values, and either of them unpacked
     scratch_len = -(-(vectors * (2 * padded + KEYS + 2) + num_arrays * KEYS * padded + 4 * KEYS) // LANES) * LANES
