@@ -78,7 +78,7 @@ BLOCKS_PER_IDLE_STEP = 16  # KV blocks written to the tiers in a step without a 
 FLUSH_S = 4.0  # for KV blocks that are not in the store yet when the engine ends; a server waits five seconds
 
 Outbox = list[tuple[bytes, RuntimeMessage]]
-QUIET_S = 0.5
+QUIET_S, PAUSE_S = 0.5, 0.05
 
 
 class EngineCore:
@@ -114,7 +114,7 @@ class EngineCore:
         if config.cache_events_url:
             self.cache_feed = CacheFeed(block_len=BLOCK_LEN, model=model_digest(parts, config))
         self.tiers = parts.tiers
-        self.when_idle: Callable[[], None] | None = None  # called once, after the first answer or QUIET_S without work
+        self.when_idle: Callable[[], None] | None = None  # called once, see _may_load_more
         self._busy_s = clock()
         self._is_closed = False
         contents = Contents()
@@ -295,8 +295,10 @@ class EngineCore:
 
     @property
     def _may_load_more(self) -> bool:
-        """Whether ``when_idle`` delays no first answer. After it no long pause is needed: a busy engine has none."""
-        return self.loop.counters.steps > 0 or self.clock() - self._busy_s > QUIET_S
+        """Whether ``when_idle`` delays no first answer, nor what its client asks next. After the first answer no long
+        pause is needed, since a busy engine has none.
+        """
+        return self.clock() - self._busy_s > (PAUSE_S if self.loop.counters.steps > 0 else QUIET_S)
 
     def drop_client(self, client_id: bytes) -> None:
         """End the programs of a client that has gone, and drop the messages to it."""
