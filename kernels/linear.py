@@ -13,6 +13,7 @@ from ..cpu_isa import isa
 from .backend import dense_product, quantized_product, reads_packed
 from .cpu import bfloat, integer, packing, word_product
 from .cpu.llvm import LANES
+from .cpu.word_product import Columns
 from .quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
 from .quantized_weight import dequantize as dequantize_packed
 
@@ -109,12 +110,20 @@ class PackedLinear:
             weight = dequantize_packed(_pack_fp8(weight))  # no kernel here, the same weights
         return _float_product(weight, bias, precision, self.out_dtype)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | Columns) -> Tensor:
+        if isinstance(x, Columns):
+            return self._of_columns(x)
         flat = x if x.ndim == 2 else x.reshape(-1, self.shape[1])
         y = self._product(flat)
         if y.dtype != (self.out_dtype or x.dtype):
             y = y.to(self.out_dtype or x.dtype)
         return y if x.ndim == 2 else y.view(*x.shape[:-1], self.shape[0])
+
+    def _of_columns(self, x: Columns) -> Tensor:
+        assert isinstance(self._product, BytesProduct) and self.out_dtype is not None
+        product = self._product.product
+        assert isinstance(product, word_product.WordProduct)
+        return product(x, self.out_dtype)
 
     def write(self, x: Tensor, out: Tensor) -> None:
         """Writes the results of x [T, K] to ``out`` [T, N], which may be columns of a larger tensor."""
@@ -134,15 +143,19 @@ class PackedLinear:
         assert isinstance(self._product, BytesProduct)
         return self._product.pick(x, blocks, out)
 
-    def gated(self, x: Tensor, gate: word_product.Gate, then: PackedLinear) -> Tensor | None:
-        """``then``'s results [T, M] of the activations of the first half of these results times the second half, equal
-        to the bit to one done after the other. None where the products cannot join.
+    def gated(self, x: Tensor, gate: word_product.Gate, then: PackedLinear) -> Columns | None:
+        """The activations of the first half of these results times the second half, as ``then`` reads them: its
+        results are equal to the bit to one done after the other. None where the products cannot join.
         """
-        if not (isinstance(self._product, BytesProduct) and isinstance(then._product, BytesProduct)):
-            return None
         if self.out_dtype != torch.float32 or then.out_dtype is None:
             return None
-        return self._product.gated(x, gate, then._product)
+        mine, other = self._product, then._product
+        if not (isinstance(mine, BytesProduct) and isinstance(other, BytesProduct)):
+            return None
+        first, second = mine.product, other.product
+        if not (isinstance(first, word_product.WordProduct) and isinstance(second, word_product.WordProduct)):
+            return None
+        return first.gated(x, gate) if first.can_gate else None
 
     @property
     def has_rows(self) -> bool:
@@ -305,13 +318,6 @@ class BytesProduct:
 
     def pick(self, x: Tensor, blocks: Tensor, out: Tensor | None = None) -> Tensor:
         return self.product(x, self._dtype_for(x), blocks=blocks, out=out)
-
-    def gated(self, x: Tensor, gate: word_product.Gate, then: BytesProduct) -> Tensor | None:
-        mine, other = self.product, then.product
-        if not (isinstance(mine, word_product.WordProduct) and isinstance(other, word_product.WordProduct)):
-            return None
-        assert then.out_dtype is not None
-        return other(mine.gated(x, gate), then.out_dtype) if mine.can_gate else None
 
     def _dtype_for(self, x: Tensor) -> torch.dtype:
         return self.out_dtype or (x.dtype if x.dtype == torch.bfloat16 else torch.float32)

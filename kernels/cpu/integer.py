@@ -193,6 +193,8 @@ def _round_rows(call: IntegerCall, centre: int, form: int) -> int:
     is_alone = call.own_len != 0
     if is_alone:
         rounded += take_number(counters(call), THREAD) * call.own_len
+        if watch(counters(call), TASK) * call.blocks_a_task >= call.num_blocks:
+            return rounded  # this thread came too late
     task = 0 if is_alone else take_number(counters(call), FIRST_TASK)
     while task < num_tasks:
         first_row, first = task // runs * rows, task % runs * _RUN

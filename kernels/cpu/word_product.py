@@ -308,6 +308,8 @@ def _laid_out(call: WordCall, thread: int) -> int:
         _lay_out(call)
         return call.columns
     columns = call.columns + thread * call.own_len
+    if watch(counters(call), TASK) * call.blocks_a_task >= call.num_blocks:
+        return columns  # this thread came too late
     num_tiles, num_groups = (call.num_rows + TILE_ROWS - 1) // TILE_ROWS, call.width // GROUP_LEN
     if call.num_rows == 1:
         _lay_one(call, columns, num_groups)

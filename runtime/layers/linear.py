@@ -7,7 +7,7 @@ import torch
 
 from ...cpu_isa import isa
 from ...kernels.backend import reads_packed
-from ...kernels.linear import PackedBytes, PackedLinear, packed_bytes
+from ...kernels.linear import Columns, PackedBytes, PackedLinear, packed_bytes
 from ..quant import (
     GROUP32_KINDS,
     GroupTensor,
@@ -37,16 +37,19 @@ class Linear:
         self.out_dtype = out_dtype
         self._sizes = [part.shape[0] for part in parts]
 
-    def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:  # [T, K] -> [T, N]
+    def __call__(self, x: torch.Tensor | Columns, rows: AdapterRows | None = None) -> torch.Tensor:
+        """[T, K] -> [T, N]. ``Columns`` come from ``gated`` of another product, and without ``rows``."""
         y = self._product(x)
         if rows is not None:
+            assert isinstance(x, torch.Tensor)
             for low_rank in self.adapters:
                 low_rank.add(y, x, rows)
         return y
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
+    def _product(self, x: torch.Tensor | Columns) -> torch.Tensor:
         if len(self.parts) == 1:
             return self.parts[0](x)
+        assert isinstance(x, torch.Tensor)
         out = torch.empty((x.shape[0], sum(self._sizes)), dtype=self.out_dtype or x.dtype, device=x.device)
         for part, columns in zip(self.parts, out.split(self._sizes, dim=1), strict=True):
             part.write(x, columns)
@@ -60,7 +63,7 @@ class Linear:
         """``PackedLinear.pick``."""
         return self.parts[0].pick(x, blocks, out)
 
-    def gated(self, x: torch.Tensor, gate: Activation, then: "Linear") -> torch.Tensor | None:
+    def gated(self, x: torch.Tensor, gate: Activation, then: "Linear") -> Columns | None:
         """``PackedLinear.gated``; None where the products cannot join."""
         if len(self.parts) != 1 or len(then.parts) != 1 or gate == "gelu":
             return None
@@ -83,7 +86,7 @@ class LMHead(Linear):
         super().__init__(linear.parts, linear.out_dtype, gain=linear.gain)
         self.cap = cap
 
-    def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | Columns, rows: AdapterRows | None = None) -> torch.Tensor:
         return self._capped(super().__call__(x, rows))
 
     def pick(self, x: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

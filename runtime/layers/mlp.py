@@ -24,8 +24,8 @@ class MLP:
         self._gate: Activation | None = activation if gated else None
 
     def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:  # [T, C] -> [T, C]
-        joined = self.gate_up.gated(x, self._gate, self.down) if self._gate is not None and rows is None else None
-        return self.down(self._activate(self.gate_up(x, rows)), rows) if joined is None else joined
+        inner = self.gate_up.gated(x, self._gate, self.down) if self._gate is not None and rows is None else None
+        return self.down(self._activate(self.gate_up(x, rows)) if inner is None else inner, rows)
 
     @property
     def needs_torch_threads(self) -> bool:

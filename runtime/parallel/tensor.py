@@ -17,6 +17,7 @@ from torch import Tensor
 from ...kernels import apply_bitmask
 from ...kernels.backend import reads_packed
 from ...kernels.cpu.recording import open_recording
+from ...kernels.linear import Columns
 from ..executor.split_steps import Shortlist
 from ..layers.adapters import AdapterRows
 from ..layers.embedding import EmbeddingTable
@@ -33,7 +34,7 @@ class RowLinear(Linear):
         self.adapters = own.adapters
         self._group = group
 
-    def __call__(self, x: Tensor, rows: AdapterRows | None = None) -> Tensor:
+    def __call__(self, x: Tensor | Columns, rows: AdapterRows | None = None) -> Tensor:
         return _summed(self._group, super().__call__(x, rows))
 
 

@@ -172,7 +172,7 @@ def test_joined_products_equal_those_with_an_activation_between(num_rows: int, b
     first = PackedLinear(groups(bits, 192, 41), precision="auto", bias=torch.randn(192), out_dtype=torch.float32)
     then = PackedLinear(groups(bits, 50, 3), precision="auto", bias=torch.randn(50), out_dtype=torch.float32)
     joined = first.gated(x, gate, then)
-    assert joined is not None and torch.equal(joined, then(activate(first(x))))
+    assert joined is not None and torch.equal(then(joined), then(activate(first(x))))
 
 
 def test_only_whole_groups_of_products_in_tiles_join() -> None:

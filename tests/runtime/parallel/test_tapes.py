@@ -7,6 +7,7 @@ import pytest
 import torch
 from phloem import kernels
 from phloem.kernels.cpu.pool import has_pool
+from phloem.kernels.linear import Columns
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.layers.adapters import AdapterRows
 from phloem.runtime.models import load_model
@@ -34,8 +35,8 @@ def one_thread(every_core: None) -> Any:
 class Copying(RowLinear):
     """Calls torch, which a tape does not hold."""
 
-    def __call__(self, x: torch.Tensor, rows: AdapterRows | None = None) -> torch.Tensor:
-        return super().__call__(x.clone(), rows)
+    def __call__(self, x: torch.Tensor | Columns, rows: AdapterRows | None = None) -> torch.Tensor:
+        return super().__call__(x, rows).clone()
 
 
 def packed(folder: Path) -> EngineConfig:
