@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 from phloem import kernels, processor
-from phloem.kernels.linear import GROUP_LEN, PackedLinear
+from phloem.kernels.linear import GROUP_LEN, Columns, PackedLinear
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.layers.linear import Linear
 from phloem.runtime.layers.mlp import MLP
@@ -142,7 +142,8 @@ class CoarseInput(PackedLinear):
     def __init__(self, product: PackedLinear) -> None:
         vars(self).update(vars(product))
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | Columns) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
         return super().__call__(_rounded(x))
 
     def write(self, x: torch.Tensor, out: torch.Tensor) -> None:

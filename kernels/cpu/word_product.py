@@ -229,8 +229,8 @@ def _join_lines(builder: Any, gates: Any, ups: Any, slopes: Any, cubics: Any) ->
     """``gated_each`` of 16 lines, some at a time, since each step waits for the one before."""
     for first in range(0, LANES, _LINES_AT_ONCE):
         offsets = [4 * LANES * (first + i) for i in range(_LINES_AT_ONCE)]
-        pairs = [[load_at(builder, V16, address, offset) for offset in offsets] for address in (gates, ups)]
-        for offset, value in zip(offsets, gated_each(builder, *pairs, slopes, cubics), strict=True):
+        left, right = ([load_at(builder, V16, address, offset) for offset in offsets] for address in (gates, ups))
+        for offset, value in zip(offsets, gated_each(builder, left, right, slopes, cubics), strict=True):
             place = builder.inttoptr(builder.add(gates, number(offset)), V16.as_pointer())
             builder.store(value, place, align=4)
 

@@ -119,7 +119,8 @@ class SplitHead(LMHead):
     def is_holder(self) -> bool:
         return len(self._vocab) > 0
 
-    def __call__(self, x: Tensor, rows: AdapterRows | None = None) -> Tensor:  # [L, C] -> [L, V]
+    def __call__(self, x: Tensor | Columns, rows: AdapterRows | None = None) -> Tensor:  # [L, C] -> [L, V]
+        assert isinstance(x, Tensor)
         assert self.before is not None, "only rank 0 has whole logits"
         self.before(len(x))
         return self.whole_logits(x)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...kernels.linear import PackedLinear
+from ...kernels.linear import Columns, PackedLinear
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch
 from ..layers.linear import Linear
@@ -54,7 +54,8 @@ class _Watched(PackedLinear):
         vars(self).update(vars(product))
         self._inputs = inputs
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor | Columns) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
         self._inputs.see(x)
         return super().__call__(x)
 

@@ -181,3 +181,15 @@ def test_only_whole_groups_of_products_in_tiles_join() -> None:
     odd = PackedLinear(groups(4, 32, 2), precision="auto", out_dtype=torch.float32)
     exact = PackedLinear(groups(4, 64, 2), precision="int16", out_dtype=torch.float32)
     assert all(product.gated(x, "silu", then) is None for product in (bfloat16, odd, exact))
+
+
+def test_a_product_that_looks_at_its_inputs_does_not_join() -> None:
+    class Watched(PackedLinear):
+        pass
+
+    x = torch.randn(3, 64)
+    first, then = (PackedLinear(groups(4, 64, 2), precision="auto", out_dtype=torch.float32) for _ in range(2))
+    for one in (first, then):
+        one.__class__ = Watched
+        assert first.gated(x, "silu", then) is None
+        one.__class__ = PackedLinear
