@@ -293,7 +293,8 @@ def test_an_encoder_is_served_beside_a_decoder_with_rules(tiny_model_path, tmp_p
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         found = client.embeddings.create(model="vectors", input=["the cat", "the tree"])
         assert [len(entry.embedding) for entry in found.data] == [48, 48] and found.usage.prompt_tokens == 8
-        answer = client.chat.completions.create(model="auto", messages=HELLO, max_tokens=4)
+        forced = {"ignore_eos": True}
+        answer = client.chat.completions.create(model="auto", messages=HELLO, max_tokens=4, extra_body=forced)
         assert (answer.model, answer.usage.completion_tokens) == ("chat", 4)
         replicas = httpx.get(f"{url}/fleet").json()["replicas"]
         assert [(replica["name"], replica["is_ready"]) for replica in replicas] == [
