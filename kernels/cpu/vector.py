@@ -183,16 +183,16 @@ def watch(builder: Any, address: Any, index: Any) -> Any:
     return builder.load_atomic(at(builder, I64, address, index), "seq_cst", 8)
 
 
-def fetch(builder: Any, address: Any, size: int) -> None:
-    """Fetches ``size`` bytes to the second cache level, ahead of their use. Any address is allowed.
+def fetch(builder: Any, address: Any, size: int, *, level: int = 2) -> None:
+    """Fetches ``size`` bytes to a cache level, ahead of their use. Any address is allowed.
 
     To the first level only some twenty lines can be on their way at once, and loads wait behind them.
     """
     function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), I8.as_pointer(), I32, I32, I32)
-    read, second_level, data = (ir.Constant(I32, value) for value in (0, 2, 1))
+    read, locality, data = (ir.Constant(I32, value) for value in (0, 4 - level, 1))
     for line in range(0, size, 64):
         place = builder.inttoptr(builder.add(address, number(line)), I8.as_pointer())
-        builder.call(function, [place, read, second_level, data])
+        builder.call(function, [place, read, locality, data])
 
 
 @compiled(types.void, types.int64)

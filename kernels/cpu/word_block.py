@@ -23,7 +23,6 @@ from .llvm import (
     BF16,
     F16,
     F32,
-    I8,
     I16,
     I32,
     LANES,
@@ -40,6 +39,7 @@ from .llvm import (
     vector_at,
 )
 from .packing import GROUP_LEN, record_len
+from .vector import fetch
 
 MAX_TILES = 4  # of 16 columns that are multiplied while weights are unpacked
 NARROW = (0, 1, 2, 3, 5, 6, 7)  # registers whose lines have one number for each column, where there is one
@@ -86,8 +86,7 @@ def multiply_block(*, bits: int, num_tiles: int) -> Callable[..., None]:
                 builder, builder.add(records, builder.mul(following, number(size))), bits, factors_of(following)
             )
             record = builder.add(records, builder.mul(i, number(size)))
-            for start in range(0, size, 64):
-                fetch(builder, builder.add(record, number(_AHEAD + start)))
+            fetch(builder, builder.add(record, number(_AHEAD)), size, level=1)
             _unpack(builder, record, bits, lines_of(i), factors_of(i))
 
         def multiply(i: Any) -> None:
@@ -333,10 +332,3 @@ def _store_lines(builder: Any, lines: list[Any], to: Any) -> None:
     for i, line in enumerate(lines):
         place = builder.inttoptr(builder.add(to, number(TILE_LEN * i)), line.type.as_pointer())
         builder.store(line, place, align=64)
-
-
-def fetch(builder: Any, address: Any) -> None:
-    """Fetches a cache line that will be read."""
-    function = declared(builder, "llvm.prefetch.p0", ir.VoidType(), I8.as_pointer(), I32, I32, I32)
-    how = [ir.Constant(I32, value) for value in (0, 3, 1)]
-    builder.call(function, [builder.inttoptr(address, I8.as_pointer()), *how])

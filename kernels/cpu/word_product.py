@@ -22,6 +22,7 @@ from .tensors import ALONE_THREADS, KINDS, readable, task_len, team_size
 from .vector import (
     BFLOAT16,
     compiled,
+    fetch,
     get_f32,
     get_i32,
     load16_f32,
@@ -197,13 +198,6 @@ class WordCall(NamedTuple):
 _RECORD_4, _RECORD_8 = record_len(4), record_len(8)
 _ints = (types.int64,) * 8
 _close_tiles = compiled(types.void)(amx.close_tiles)
-(_block_4x1, _block_4x2, _block_4x3, _block_4x4), (_block_8x1, _block_8x2, _block_8x3, _block_8x4) = (
-    [compiled(types.void, *_ints[:7])(word_block.multiply_block(bits=bits, num_tiles=tiles)) for tiles in (1, 2, 3, 4)]
-    for bits in (4, 8)
-)
-_unpack_groups_4, _unpack_groups_8 = (
-    compiled(types.void, *_ints[:4])(word_block.unpack_groups(bits)) for bits in (4, 8)
-)
 _panel_1x1, _panel_2x1, _panel_1x2, _panel_2x2 = (
     compiled(types.void, *_ints)(word_block.multiply_panel(blocks=blocks, column_blocks=columns))
     for blocks, columns in ((1, 1), (2, 1), (1, 2), (2, 2))
@@ -218,7 +212,6 @@ _put_floats, _put_words = (
     compiled(types.void, *_ints[:3])(word_block.put_tile(words=words)) for words in (False, True)
 )
 _put_columns = compiled(types.void, *_ints[:2])(word_block.put_columns)
-_fetch = compiled(types.void, types.int64)(word_block.fetch)
 _local_buffer = local_floats((BUFFER_BYTES + _ALIGNMENT) // 4)
 _local_panel = local_floats((_PANEL_GROUPS * (BLOCKS * TILE_BYTES + FACTOR_BYTES) + _ALIGNMENT) // 4)
 _local_tile = local_floats(17 * LANES)
@@ -236,46 +229,51 @@ def _join_lines(builder: Any, gates: Any, ups: Any, slopes: Any, cubics: Any) ->
 
 
 @compiled(types.void, types.int64)
+def _fetch(builder: Any, address: Any) -> None:
+    fetch(builder, address, 64, level=1)
+
+
+@compiled(types.void, types.int64)
 def _open_columns(builder: Any, is_narrow: Any) -> None:
     amx.open_columns(builder, is_narrow, word_block.NARROW)
 
 
-@helper
-def _block_of_4(
-    records: int, num_groups: int, x: int, x_step: int, line: int, buffer: int, sums: int, tiles: int
-) -> None:
-    if tiles == 1:
-        _block_4x1(records, num_groups, x, x_step, line, buffer, sums)
-    elif tiles == 2:
-        _block_4x2(records, num_groups, x, x_step, line, buffer, sums)
-    elif tiles == 3:
-        _block_4x3(records, num_groups, x, x_step, line, buffer, sums)
-    else:
-        _block_4x4(records, num_groups, x, x_step, line, buffer, sums)
+def _block_product(bits: int) -> Any:
+    """``f(records, num_groups, x, x_step, line, buffer, sums, tiles)``: ``multiply_block`` of 1 to 4 tiles."""
+    one, two, three, four = (
+        compiled(types.void, *_ints[:7])(word_block.multiply_block(bits=bits, num_tiles=tiles))
+        for tiles in (1, 2, 3, 4)
+    )
+
+    @helper
+    def product(
+        records: int, num_groups: int, x: int, x_step: int, line: int, buffer: int, sums: int, tiles: int
+    ) -> None:
+        if tiles == 1:
+            one(records, num_groups, x, x_step, line, buffer, sums)
+        elif tiles == 2:
+            two(records, num_groups, x, x_step, line, buffer, sums)
+        elif tiles == 3:
+            three(records, num_groups, x, x_step, line, buffer, sums)
+        else:
+            four(records, num_groups, x, x_step, line, buffer, sums)
+
+    return product
 
 
-@helper
-def _block_of_8(
-    records: int, num_groups: int, x: int, x_step: int, line: int, buffer: int, sums: int, tiles: int
-) -> None:
-    if tiles == 1:
-        _block_8x1(records, num_groups, x, x_step, line, buffer, sums)
-    elif tiles == 2:
-        _block_8x2(records, num_groups, x, x_step, line, buffer, sums)
-    elif tiles == 3:
-        _block_8x3(records, num_groups, x, x_step, line, buffer, sums)
-    else:
-        _block_8x4(records, num_groups, x, x_step, line, buffer, sums)
+def _unpacker(bits: int) -> Any:
+    """``f(records, to, factors, num_groups)``: ``unpack_groups``, as an argument of compiled code."""
+    unpack_groups = compiled(types.void, *_ints[:4])(word_block.unpack_groups(bits))
+
+    @helper
+    def unpack(records: int, to: int, factors: int, num_groups: int) -> None:
+        unpack_groups(records, to, factors, num_groups)
+
+    return unpack
 
 
-@helper
-def _unpack_4(records: int, to: int, factors: int, num_groups: int) -> None:
-    _unpack_groups_4(records, to, factors, num_groups)
-
-
-@helper
-def _unpack_8(records: int, to: int, factors: int, num_groups: int) -> None:
-    _unpack_groups_8(records, to, factors, num_groups)
+_block_of_4, _block_of_8 = _block_product(4), _block_product(8)
+_unpack_4, _unpack_8 = _unpacker(4), _unpacker(8)
 
 
 def _aligned(address: int) -> int:
