@@ -3,8 +3,8 @@
 What may follow in such a string is a *joint*: a formula (and, or, not) over languages, and for each of them the set of
 its parts (``part_sets``), 0 where no text of it is left. Compiled code follows the sets side by side. Whether a joint
 can be completed is told by the formula where languages are lost, are every text, or have bounds on their lengths that
-exclude each other; else by a text that is found to be in it: one of a few short ones, or the shortest text of one of
-its languages. Python is asked only where none of these tells.
+exclude each other, or that surely leave a text; else by a text that is found to be in it: one of a few short ones, or
+the shortest text of one of its languages. Python is asked only where none of these tells.
 """
 
 import numba as nb
@@ -17,15 +17,18 @@ from .part_sets import (
     BEFORE_U,
     BEHIND_BACKSLASH,
     BETWEEN,
+    GAP,
     LACKS_RULES,
     LEFT,
     LETTER_U,
     M_BYTES,
     MOST,
     NEVER,
+    NO_BOUND,
     NO_ROOM,
     NO_RULE,
     NOT_MADE,
+    NUM_PARTS,
     QUOTE,
     REFUSED,
     ROUND,
@@ -33,6 +36,7 @@ from .part_sets import (
     S_LEFT,
     S_MOST,
     S_PADDING,
+    S_RANGE,
     S_WHOLE,
     S_WIDE,
     SLASH,
@@ -45,6 +49,7 @@ from .part_sets import (
     follow,
     make_step,
     members_of,
+    row_slot,
     rule_of,
 )  # fmt: skip
 
@@ -55,14 +60,17 @@ MOST_OPERATIONS = 64
 MOST_TRIED = 48  # bytes of a language's shortest text
 MOST_PASSED = 256  # characters: of longer texts none is tried for its length
 MOST_ASKED = 24  # joints, in one walk
+MOST_FAMILIES = 4  # of texts that a formula is known to have
+MAX_TOLD = 8192  # rows that are known to be completed
 NOT, AND, OR = -1, -2, -3  # operations of a formula, in postfix order; from 0 on: the numbers of its languages
 FALSE, TRUE, NOT_TOLD = 0, 1, 2
-LACKS_ANSWER = LACKS_RULES - 100  # a step to a joint of which Python has to tell whether it can be completed
+LACKS_ANSWER = LACKS_RULES - 100  # a step to a joint that is not known to be completed yet
+NOTED = -1000  # a step of NOTED - n lacked something in round n
 # Columns of a joint: whether it can be completed, may end, may go on with an escape; the last round in which something
 # that it needs was missing.
 J_ALIVE, J_ENDS, J_ESCAPES, J_ASKED_IN = range(4)
 # The last two: the text of ``TEXTS`` and the way (``has_tried_text``) that completed a joint last.
-NUM_JOINTS, NUM_ASKED, WHOLE_SET, LAST_TEXT, LAST_WAY = range(5)
+NUM_JOINTS, NUM_ASKED, NUM_TOLD, WHOLE_SET, LAST_TEXT, LAST_WAY = range(6)
 TEXTS = (b"aaaa", b" a", b"0", b"-", b".", b"1234", b"\x80", b"\x80\x80", b"\x80\x80\x80")  # that are tried
 ESCAPED_CHARS = bytes([QUOTE, BACKSLASH, 9, 10, 13, *(c for c in range(0x20) if c not in (9, 10, 13))])
 
@@ -76,27 +84,33 @@ class JointSets:
         self._age = -1
         self._numbers: dict[tuple[int, ...], int] = {}
         self._unsuitable: set[tuple[int, ...]] = set()  # formulas of which too many joints were asked
-        self._counts = np.zeros(5, np.int64)
+        self._counts = np.zeros(6, np.int64)
         self._joints = np.zeros((MAX_JOINTS, 1 + MOST_LANGUAGES), np.int32)  # the formula, and the sets
         self._steps = np.zeros((MAX_JOINTS, 256), np.int32)
         self._about = np.zeros((MAX_JOINTS, 4), np.int32)
         self._table = np.zeros(4 * MAX_JOINTS, np.int32)
         self._formulas = np.zeros((MAX_FORMULAS, 2 + MOST_OPERATIONS), np.int32)  # languages, operations, and these
-        self._asked = np.zeros(MAX_JOINTS, np.int32)
+        self._asked = np.zeros(MAX_JOINTS, np.int32)  # joints; negative where no text that was tried completes them
         self._stack = np.zeros((MOST_OPERATIONS, 3), np.int64)
         self._next = np.zeros(1 + MOST_LANGUAGES, np.int32)  # a joint under way
-        self._tried = np.zeros((4, 1 + MOST_LANGUAGES), np.int32)
+        most_bytes = MOST_TRIED + MOST_PASSED + max(map(len, TEXTS))
+        self._tried = np.zeros((1 + most_bytes, 1 + MOST_LANGUAGES), np.int32)  # the rows on the way of a text
+        self._told = np.zeros((MAX_TOLD, 1 + MOST_LANGUAGES), np.int32)  # rows that can be completed
+        self._told_table = np.zeros(4 * MAX_TOLD, np.int32)
+        self._families = np.zeros((MOST_OPERATIONS + 1, 2, 1 + MOST_FAMILIES, 3), np.int64)
         self._texts = np.zeros((len(TEXTS), 1 + max(map(len, TEXTS))), np.uint8)
         for row, text in zip(self._texts, TEXTS, strict=True):
             row[0], row[1 : 1 + len(text)] = len(text), list(text)
         liked = np.array(list(LIKED), np.uint8)
         self._tables = (
             self._counts, self._joints, self._steps, self._about, self._table, self._formulas, self._asked, self._stack,
-            self._next, self._tried, self._texts, liked, np.array(list(ESCAPED_CHARS), np.uint8),
+            self._next, self._tried, self._texts, liked, np.array(list(ESCAPED_CHARS), np.uint8), self._told,
+            self._told_table, self._families,
         )  # fmt: skip
         self._path = np.zeros((0, 2), np.int64)
         self._exits = np.empty((0, 5), np.int64)
         self._out = np.empty((0, 3), np.int64)
+        try_asked(part_sets.tables, self._tables)  # loads compiled code
 
     def walk(self, trie: Trie, text: StringText, mask: np.ndarray) -> Found:
         """As ``PartSets.walk``, of a string that is not counted. A ``/`` behind a backslash is not walked either where
@@ -119,7 +133,8 @@ class JointSets:
         self._age = self._part_sets.age
         self._numbers.clear()
         self._table[:] = 0
-        self._counts[:LAST_TEXT] = 1, 0, self._part_sets.set_of(self.ex.text)  # the number 0 is no joint
+        self._told_table[:] = 0
+        self._counts[:LAST_TEXT] = 1, 0, 1, self._part_sets.set_of(self.ex.text)  # the number 0 is no joint and no row
 
     def _walk(self, trie: Trie, text: StringText, mask: np.ndarray) -> Found:
         nodes = (trie.node_byte, trie.node_depth, trie.node_end, trie.first_token, trie.num_tokens, trie.token_order)
@@ -142,16 +157,28 @@ class JointSets:
             regions += [(node, self._rest(joint), 0) for node, joint, _ in pending[behind].tolist()]
             pending = pending[~behind]
             parts.finish_round()
-            num_asked += int(self._counts[NUM_ASKED])
-            if num_asked > MOST_ASKED:
-                number = self._joints[self._asked[0], 0]
-                self._unsuitable.add(tuple(self._formulas[number, 2 : 2 + self._formulas[number, 1]].tolist()))
-                raise NoParts
-            for joint in self._asked[: self._counts[NUM_ASKED]].tolist():
-                self._about[joint, J_ALIVE] = TRUE if self.ex.is_nonempty(self._rest(joint)) else FALSE
-            self._counts[NUM_ASKED] = 0
+            num_asked += self._tell(num_asked)
         whole = np.concatenate(exits)
         return Found(whole[np.argsort(whole[:, 0])], regions)
+
+    def _tell(self, num_asked: int) -> int:
+        """Tell of each joint that was asked whether it can be completed: by texts, of which rules may be missing, or by
+        a search. How many were searched; ``num_asked`` were before."""
+        parts, counts = self._part_sets, self._counts
+        while (self._asked[: counts[NUM_ASKED]] > 0).any():
+            parts.begin_round()
+            if try_asked(parts.tables, self._tables) == NO_ROOM:
+                raise NoParts
+            parts.finish_round()
+        asked = (-self._asked[: counts[NUM_ASKED]]).tolist()
+        counts[NUM_ASKED] = 0
+        if num_asked + len(asked) > MOST_ASKED:
+            number = self._joints[asked[0], 0]
+            self._unsuitable.add(tuple(self._formulas[number, 2 : 2 + self._formulas[number, 1]].tolist()))
+            raise NoParts
+        for joint in asked:
+            self._about[joint, J_ALIVE] = TRUE if self.ex.is_nonempty(self._rest(joint)) else FALSE
+        return len(asked)
 
     def _joint(self, expr: int) -> int:
         languages: dict[int, int] = {}
@@ -255,23 +282,105 @@ def evaluated(about_sets, formulas, joint, is_end, stack):
 
 
 @nb.njit(cache=True, nogil=True)
+def add_family(families, s, least, most):
+    """Add the texts of the set ``s``, 0 for any text, that have ``least`` to ``most`` characters to ``families``
+    [1 + MOST_FAMILIES, 3], whose first entry is their number."""
+    count = families[0, 0]
+    if least <= most and count < MOST_FAMILIES:
+        families[0, 0] = count + 1
+        families[count + 1, 0], families[count + 1, 1], families[count + 1, 2] = s, least, most
+
+
+@nb.njit(cache=True, nogil=True)
+def add_common(one, other, into):
+    """Add the texts that are in a family of ``one`` and in one of ``other``, where both are of one set."""
+    for i in range(1, 1 + one[0, 0]):
+        for j in range(1, 1 + other[0, 0]):
+            a, b = one[i, 0], other[j, 0]
+            if a == 0 or b == 0 or a == b:
+                add_family(into, max(a, b), max(one[i, 1], other[j, 1]), min(one[i, 2], other[j, 2]))
+
+
+@nb.njit(cache=True, nogil=True)
+def add_all(families, into):
+    for i in range(1, 1 + families[0, 0]):
+        add_family(into, families[i, 0], families[i, 1], families[i, 2])
+
+
+@nb.njit(cache=True, nogil=True)
+def add_language(about_sets, s, own):
+    """Add families of a language's set to ``own[0]``, and families of what is not in it to ``own[1]``."""
+    if s == 0:
+        add_family(own[1], 0, 0, NEVER)
+        return
+    least, most = np.int64(about_sets[s, S_LEFT]), np.int64(about_sets[s, S_MOST])
+    is_range = about_sets[s, S_WHOLE] != 0 or about_sets[s, S_RANGE] != 0
+    most = np.int64(NEVER) if most >= NO_BOUND else most
+    add_family(own[0], 0 if is_range else s, least, most)
+    add_family(own[1], 0, 0, least - 1)
+    add_family(own[1], 0, most + 1, NEVER)
+
+
+@nb.njit(cache=True, nogil=True)
+def has_text_of(tables, s, least, most):
+    """Whether a part of a set surely has a text of ``least`` to ``most`` characters."""
+    about_sets, parts, sets = tables[3], tables[5], tables[1]
+    if s == 0 or least <= about_sets[s, S_LEFT] <= most:
+        return True
+    for w in range((tables[0][NUM_PARTS] + 63) >> 6):
+        bits, part = sets[s, w], w << 6
+        while bits != 0:
+            if bits & np.uint64(1):
+                left, gap = parts[part, LEFT], parts[part, GAP]
+                if left <= most and parts[part, MOST] >= least and (left >= least or gap <= most - least + 1):
+                    return True
+            bits >>= np.uint64(1)
+            part += 1
+    return False
+
+
+@nb.njit(cache=True, nogil=True)
+def shows_text(tables, joint_tables, joint):
+    """Whether the row of a joint surely has a text: families of texts that are in a formula, and of texts that are not,
+    follow from those of its parts."""
+    about_sets, formulas, families = tables[3], joint_tables[5], joint_tables[15]
+    formula = joint[0]
+    top = 0
+    for at in range(2, 2 + formulas[formula, 1]):
+        operation = formulas[formula, at]
+        if operation == NOT:
+            for i in range(1 + MOST_FAMILIES):
+                for k in range(3):
+                    one = families[top - 1, 0, i, k]
+                    families[top - 1, 0, i, k] = families[top - 1, 1, i, k]
+                    families[top - 1, 1, i, k] = one
+            continue
+        made = families[top]  # behind the operands
+        made[0, 0, 0] = made[1, 0, 0] = 0
+        if operation >= 0:
+            add_language(about_sets, np.int64(joint[1 + operation]), made)
+            top += 1
+            continue
+        side = 0 if operation == AND else 1
+        one, other = families[top - 2], families[top - 1]
+        add_common(one[side], other[side], made[side])
+        add_all(one[1 - side], made[1 - side])
+        add_all(other[1 - side], made[1 - side])
+        one[:] = made
+        top -= 1
+    shows = False
+    for i in range(1, 1 + families[0, 0, 0, 0]):
+        shows = shows or has_text_of(tables, families[0, 0, i, 0], families[0, 0, i, 1], families[0, 0, i, 2])
+    return shows
+
+
+@nb.njit(cache=True, nogil=True)
 def find_joint(tables, joint_tables):
     """The number of the joint under way, a new one if there is none; NO_ROOM if there is no room."""
     counts, joints, steps, about, table, formulas, _, stack, wanted = joint_tables[:9]
-    key = np.uint64(0)
-    for i in range(len(wanted)):
-        key = (key ^ np.uint64(wanted[i])) * np.uint64(0x9E3779B97F4A7C15)
-        key ^= key >> np.uint64(29)
-    slots = len(table) - 1
-    slot = np.int64(key & np.uint64(slots))
-    while table[slot] > 0:
-        found = np.int64(table[slot])
-        i = 0
-        while i < len(wanted) and joints[found, i] == wanted[i]:
-            i += 1
-        if i == len(wanted):
-            return found
-        slot = (slot + 1) & slots
+    slot = row_slot(table, joints, wanted)
+    if table[slot] > 0:
+        return np.int64(table[slot])
     number = counts[NUM_JOINTS]
     if number == len(joints):
         return np.int64(NO_ROOM)
@@ -309,42 +418,75 @@ def step_sets(tables, joint, byte, num_languages, whole, into):
 
 
 @nb.njit(cache=True, nogil=True)
-def has_listed_text(tables, joint_tables, joint):
-    """TRUE if one of ``TEXTS`` or its beginnings completes the row of a joint, else FALSE; NO_ROOM, LACKS_RULES."""
-    about_sets = tables[3]
-    formulas, stack, tried, texts = joint_tables[5], joint_tables[7], joint_tables[9], joint_tables[10]
-    num_languages, whole = np.int64(formulas[joint[0], 0]), joint_tables[0][WHOLE_SET]
+def told_of(tables, joint_tables, joint):
+    """Whether the row of a joint can be completed: TRUE, FALSE, or NOT_TOLD where only a text may tell."""
+    formulas, stack, told, told_table = joint_tables[5], joint_tables[7], joint_tables[13], joint_tables[14]
+    value = evaluated(tables[3], formulas, joint, False, stack)
+    if value != NOT_TOLD:
+        return value
+    if evaluated(tables[3], formulas, joint, True, stack) == TRUE or told_table[row_slot(told_table, told, joint)] > 0:
+        return np.int64(TRUE)
+    return np.int64(TRUE if shows_text(tables, joint_tables, joint) else NOT_TOLD)
+
+
+@nb.njit(cache=True, nogil=True)
+def note_told(joint_tables, count):
+    """Note that the first ``count`` rows of ``tried`` can be completed."""
+    counts, tried, told, table = joint_tables[0], joint_tables[9], joint_tables[13], joint_tables[14]
+    for i in range(count):
+        slot = row_slot(table, told, tried[i])
+        if table[slot] == 0 and counts[NUM_TOLD] < len(told):
+            told[counts[NUM_TOLD]] = tried[i]
+            table[slot] = counts[NUM_TOLD]
+            counts[NUM_TOLD] += 1
+
+
+@nb.njit(cache=True, nogil=True)
+def try_byte(tables, joint_tables, at, byte):
+    """Write the row of ``tried`` behind row ``at``, after a byte, and tell of it as ``told_of``; NO_ROOM, LACKS_RULES.
+    Where it can be completed, that is noted of all rows before it."""
+    tried = joint_tables[9]
+    num_languages, whole = np.int64(joint_tables[5][tried[at, 0], 0]), joint_tables[0][WHOLE_SET]
+    step = step_sets(tables, tried[at], byte, num_languages, whole, tried[at + 1])
+    if step != 0:
+        return step
+    told = told_of(tables, joint_tables, tried[at + 1])
+    if told == TRUE:
+        note_told(joint_tables, at + 2)
+    return told
+
+
+@nb.njit(cache=True, nogil=True)
+def has_listed_text(tables, joint_tables, at):
+    """TRUE if one of ``TEXTS`` leads from row ``at`` of ``tried`` to what can be completed, else FALSE; NO_ROOM,
+    LACKS_RULES."""
+    texts = joint_tables[10]
     lacks = False
     last = joint_tables[0][LAST_TEXT]
     for i in range(len(texts)):
         t = (last + i) % len(texts)
-        tried[0] = joint
         for n in range(texts[t, 0]):
-            to = tried[1 - (n & 1)]
-            step = step_sets(tables, tried[n & 1], np.int64(texts[t, 1 + n]), num_languages, whole, to)
-            if step == NO_ROOM:
-                return step
-            lacks = lacks or step == LACKS_RULES
-            if step != 0 or evaluated(about_sets, formulas, to, False, stack) == FALSE:
-                break
-            if evaluated(about_sets, formulas, to, True, stack) == TRUE:
+            told = try_byte(tables, joint_tables, at + n, np.int64(texts[t, 1 + n]))
+            if told == NO_ROOM:
+                return told
+            if told == TRUE:
                 joint_tables[0][LAST_TEXT] = t
-                return np.int64(TRUE)
+                return told
+            lacks = lacks or told == LACKS_RULES
+            if told != NOT_TOLD:
+                break
     return np.int64(LACKS_RULES) if lacks else np.int64(FALSE)
 
 
 @nb.njit(cache=True, nogil=True)
-def has_shortest_text(tables, joint_tables, number, language, least):
-    """As ``has_listed_text``, of the shortest text of a language, and of that with one of ``TEXTS`` behind; of
-    a text of about ``least`` characters where the shortest one has fewer."""
-    counts, about_sets, parts, bounds = tables[0], tables[3], tables[5], tables[6]
+def has_shortest_text(tables, joint_tables, language, least):
+    """As ``has_listed_text`` from row 0, of the shortest text of a language, and of that with one of ``TEXTS`` behind;
+    of a text of about ``least`` characters where the shortest one has fewer."""
+    counts, parts, bounds = tables[0], tables[5], tables[6]
     shapes, rules, moves, has_byte = tables[8], tables[11], tables[12], tables[13]
     members, following = tables[17], tables[18]
-    joints, formulas, stack, tried, liked = (
-        joint_tables[1], joint_tables[5], joint_tables[7], joint_tables[9], joint_tables[11],
-    )  # fmt: skip
-    num_languages, whole = np.int64(formulas[joints[number, 0], 0]), joint_tables[0][WHOLE_SET]
-    s = np.int64(joints[number, 1 + language])
+    tried, liked = joint_tables[9], joint_tables[11]
+    s = np.int64(tried[0, 1 + language])
     num_members = members_of(tables, s) if s > 0 else np.int64(0)
     if num_members <= 0:
         return np.int64(FALSE) if num_members == 0 else np.int64(LACKS_RULES)
@@ -352,8 +494,7 @@ def has_shortest_text(tables, joint_tables, number, language, least):
     for m in range(num_members):
         if parts[members[m], LEFT] < parts[part, LEFT]:
             part = np.int64(members[m])
-    tried[2] = joints[number]
-    at = 2  # the row of ``tried`` that the text has led to
+    at = 0  # the row of ``tried`` that the text has led to
     count = 0  # characters
     for _ in range(MOST_TRIED + least):
         is_long = count + parts[part, LEFT] >= least
@@ -378,29 +519,26 @@ def has_shortest_text(tables, joint_tables, number, language, least):
         while has_byte[moves[best, M_BYTES], liked[n]] == 0:
             n += 1
         count += liked[n] < 0x80 or liked[n] >= 0xC0
-        step = step_sets(tables, tried[at], np.int64(liked[n]), num_languages, whole, tried[5 - at])
-        if step != 0:
-            return step
-        at = 5 - at
-        if evaluated(about_sets, formulas, tried[at], False, stack) == FALSE:
-            return np.int64(FALSE)
-        if evaluated(about_sets, formulas, tried[at], True, stack) == TRUE:
-            return np.int64(TRUE)
+        told = try_byte(tables, joint_tables, at, np.int64(liked[n]))
+        if told != NOT_TOLD:
+            return told
+        at += 1
         part = to
-    return has_listed_text(tables, joint_tables, tried[at])
+    return has_listed_text(tables, joint_tables, at)
 
 
 @nb.njit(cache=True, nogil=True)
 def has_tried_text(tables, joint_tables, number):
     """TRUE if one of the texts that are tried completes the joint, FALSE if none of them does; NO_ROOM, LACKS_RULES."""
-    about_sets, joints, formulas = tables[3], joint_tables[1], joint_tables[5]
+    about_sets, joints, formulas, tried = tables[3], joint_tables[1], joint_tables[5], joint_tables[9]
     num_languages = np.int64(formulas[joints[number, 0], 0])
+    tried[0] = joints[number]
     num_ways = 1 + (num_languages + 1) * num_languages
     lacks = False
     for i in range(num_ways):
         way = (joint_tables[0][LAST_WAY] + i) % num_ways
         if way == 0:
-            told = has_listed_text(tables, joint_tables, joints[number])
+            told = has_listed_text(tables, joint_tables, np.int64(0))
         else:  # a text of ``language`` that is longer than all of the language ``bound``
             bound, language = (way - 1) // num_languages - 1, (way - 1) % num_languages
             least = np.int64(0)
@@ -409,7 +547,7 @@ def has_tried_text(tables, joint_tables, number):
                 least = np.int64(about_sets[s, S_MOST]) + 1
                 if s == 0 or language == bound or least > MOST_PASSED:
                     continue
-            told = has_shortest_text(tables, joint_tables, number, language, least)
+            told = has_shortest_text(tables, joint_tables, language, least)
         if told == TRUE:
             joint_tables[0][LAST_WAY] = way
         if told in (TRUE, NO_ROOM):
@@ -419,37 +557,80 @@ def has_tried_text(tables, joint_tables, number):
 
 
 @nb.njit(cache=True, nogil=True)
+def try_asked(tables, joint_tables):
+    """Try texts for each joint that was asked, for which rules may have been missing; those that need a search become
+    negative, those that still lack rules stay. NO_ROOM, else 0."""
+    counts, about, asked = joint_tables[0], joint_tables[3], joint_tables[6]
+    left = 0
+    for i in range(counts[NUM_ASKED]):
+        joint = np.int64(asked[i])
+        if joint > 0:
+            told = has_tried_text(tables, joint_tables, joint)
+            if told == NO_ROOM:
+                return told
+            if told == TRUE:
+                about[joint, J_ALIVE] = TRUE
+                continue
+            joint = -joint if told == FALSE else joint
+        asked[left] = joint
+        left += 1
+    counts[NUM_ASKED] = left
+    return np.int64(0)
+
+
+@nb.njit(cache=True, nogil=True)
+def note_step(tables, joint, steps, byte, step):
+    """Note the step of the row of a joint by a byte, and by the bytes after which all its sets are the same; return
+    it."""
+    set_steps, alike = tables[2], tables[19]
+    alike[:] = True
+    for i in range(1, len(joint)):
+        if joint[i] > 0:
+            row = set_steps[joint[i]]
+            for b in range(256):
+                alike[b] &= row[b] == row[byte]
+    for b in range(256):
+        if alike[b]:
+            steps[b] = step
+    return np.int64(step)
+
+
+@nb.njit(cache=True, nogil=True)
 def step_joint(tables, joint_tables, number, byte):
     """The joint after a byte, which is noted; REFUSED, LACKS_RULES, LACKS_ANSWER, NO_ROOM."""
     counts, joints, steps, about, _, formulas, asked, stack, wanted = joint_tables[:9]
     step = np.int64(steps[number, byte])
-    if step != NOT_MADE:
+    noted = NOTED - tables[0][ROUND]
+    if step == noted:
+        return np.int64(LACKS_ANSWER)
+    if step > NOTED and step != NOT_MADE:
         return step
     step = step_sets(tables, joints[number], byte, np.int64(formulas[joints[number, 0], 0]), counts[WHOLE_SET], wanted)
     if step != 0:
+        if step == LACKS_RULES:
+            steps[number, byte] = noted
         return step
-    value = evaluated(tables[3], formulas, wanted, False, stack)
-    if value == FALSE:
-        steps[number, byte] = REFUSED
-        return np.int64(REFUSED)
+    if evaluated(tables[3], formulas, wanted, False, stack) == FALSE:
+        return note_step(tables, joints[number], steps[number], byte, REFUSED)
     found = find_joint(tables, joint_tables)
     if found == NO_ROOM:
         return found
     if about[found, J_ALIVE] == NOT_TOLD:
-        if about[found, J_ASKED_IN] == tables[0][ROUND]:
-            return np.int64(LACKS_ANSWER)
-        told = np.int64(TRUE) if value == TRUE else has_tried_text(tables, joint_tables, found)
-        if told == NO_ROOM:
-            return told
-        if told != TRUE:
-            about[found, J_ASKED_IN] = tables[0][ROUND]
-            if told == FALSE:
-                asked[counts[NUM_ASKED]] = found
+        told = np.int64(LACKS_ANSWER)
+        if about[found, J_ASKED_IN] != tables[0][ROUND]:
+            told = told_of(tables, joint_tables, wanted)
+            told = has_tried_text(tables, joint_tables, found) if told == NOT_TOLD else told
+            if told == NO_ROOM:
+                return told
+            if told != TRUE:
+                about[found, J_ASKED_IN] = tables[0][ROUND]
+                asked[counts[NUM_ASKED]] = -found if told == FALSE else found
                 counts[NUM_ASKED] += 1
+        if told != TRUE:
+            note_step(tables, joints[number], steps[number], byte, noted)
             return np.int64(LACKS_ANSWER)
         about[found, J_ALIVE] = TRUE
-    steps[number, byte] = found if about[found, J_ALIVE] == TRUE else REFUSED
-    return np.int64(steps[number, byte])
+    return note_step(tables, joints[number], steps[number], byte, found if about[found, J_ALIVE] == TRUE else REFUSED)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -459,7 +640,9 @@ def may_escape(tables, joint_tables, number):
     about, escaped = joint_tables[3], joint_tables[12]
     lacks = np.int64(0)
     for i in range(len(escaped)):
-        step = step_joint(tables, joint_tables, number, np.int64(escaped[i]))
+        step = np.int64(joint_tables[2][number, escaped[i]])
+        if step == NOT_MADE or step <= NOTED:
+            step = step_joint(tables, joint_tables, number, np.int64(escaped[i]))
         if step == NO_ROOM:
             return step
         if step >= 0:
@@ -484,6 +667,7 @@ def walk_joints(
     and those at a ``u`` or ``/`` behind a backslash. The last is negative where there is no room, or too much work.
     """
     about_sets, joints, steps, about = tables[3], joint_tables[1], joint_tables[2], joint_tables[3]
+    noted = NOTED - tables[0][ROUND]
     num_exits = num_out = 0
     for p in range(len(pending)):
         node = pending[p, 0]
@@ -526,7 +710,7 @@ def walk_joints(
                 char = byte
             if char >= 0:
                 step = np.int64(steps[joint, char])
-                if step == NOT_MADE:
+                if step == NOT_MADE or (step <= NOTED and step != noted):
                     step = step_joint(tables, joint_tables, joint, char)
             if step >= 0:
                 path[d, 0], path[d, 1] = step, after
@@ -535,7 +719,7 @@ def walk_joints(
                     mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
                 at += 1
                 continue
-            if step in (LACKS_RULES, LACKS_ANSWER):
+            if step in (LACKS_RULES, LACKS_ANSWER, noted):
                 out[num_out, 0], out[num_out, 1], out[num_out, 2] = at, joint, place
                 num_out += 1
             elif step == NO_ROOM:

@@ -38,17 +38,20 @@ NO_BOUND = 1 << 29  # as the upper bound of a repeat
 NOT_MADE, REFUSED, LACKS_RULES, NO_ROOM = 0, -1, -2, -3  # steps; others are the numbers of sets (NO_ROOM: or no work)
 NO_RULE, ASKED = -1, -2  # instead of the number of a rule
 # Columns of a part: its shape, the characters of its shortest text, its padding where it may end (else NEVER), the
-# characters of its longest text (NEVER if there is none).
-SHAPE, LEFT, PADDING, MOST = range(4)
+# characters of its longest text (NEVER if there is none), and its gap: of so many numbers of characters in a row, from
+# those of the shortest to those of the longest text, one is that of a text (NEVER if that is not known).
+SHAPE, LEFT, PADDING, MOST, GAP = range(5)
 # Columns of a set: those of its shortest part, the least padding, whether any character may come first, the last
-# round in which a rule of its parts was missing, the characters of the longest text, and whether it has every text.
-S_LEFT, S_PADDING, S_WIDE, S_LACKED_IN, S_MOST, S_WHOLE = range(6)
+# round in which a rule of its parts was missing, the characters of the longest text, and whether it has every text, or
+# every text whose number of characters is in a range.
+S_LEFT, S_PADDING, S_WIDE, S_LACKED_IN, S_MOST, S_WHOLE, S_RANGE = range(7)
 # Columns of a shape: the number of its repeats, the characters that its other elements have at least, its padding where
 # all repeats may be left out (NEVER if it may not end), whether any character may come first, the characters that its
-# other elements have at most; then for each repeat the characters of the shortest text that is repeated, and behind
-# these for each those of the longest one.
-NUM_REPEATS, OTHERS_LEFT, LAST_PADDING, WIDE, OTHERS_MOST, INNER_LEFT = range(6)
+# other elements have at most, their gap; then for each repeat the characters of the shortest text that is repeated,
+# behind these for each those of the longest one, and for each the gap.
+NUM_REPEATS, OTHERS_LEFT, LAST_PADDING, WIDE, OTHERS_MOST, OTHERS_GAP, INNER_LEFT = range(7)
 INNER_MOST = INNER_LEFT + MOST_REPEATS
+INNER_GAP = INNER_MOST + MOST_REPEATS
 TEXT_SHAPE = 0  # that of any character, repeated
 # Columns of a move: its bytes, the shape that it leads to; then for each repeat of that the repeat whose bounds it has
 # (-1: those that follow), whether one repeat less is left, a lower and an upper bound.
@@ -102,12 +105,12 @@ class PartSets:
         self._counts = np.zeros(6, np.int64)
         self._sets = np.zeros((MAX_SETS, MAX_PARTS // 64), np.uint64)
         self._steps = np.zeros((MAX_SETS, 256), np.int32)
-        self._about_sets = np.zeros((MAX_SETS, 6), np.int32)
+        self._about_sets = np.zeros((MAX_SETS, 7), np.int32)
         self._table = np.zeros(4 << (MAX_SETS - 1).bit_length(), np.int32)
-        self._parts = np.zeros((MAX_PARTS, 4), np.int32)
+        self._parts = np.zeros((MAX_PARTS, 5), np.int32)
         self._bounds = np.zeros((MAX_PARTS, 2 * MOST_REPEATS), np.int32)
         self._part_table = np.zeros(4 * MAX_PARTS, np.int32)
-        self._shapes = np.zeros((MAX_RULES, INNER_MOST + MOST_REPEATS), np.int32)
+        self._shapes = np.zeros((MAX_RULES, INNER_GAP + MOST_REPEATS), np.int32)
         self._rule_keys = np.full(4 * MAX_RULES, -1, np.int64)
         self._rule_at = np.zeros(4 * MAX_RULES, np.int32)
         self._rules = np.zeros((MAX_RULES, 2), np.int32)  # the first move, and how many
@@ -118,6 +121,7 @@ class PartSets:
         self._set = np.zeros(MAX_PARTS // 64, np.uint64)  # the set under way
         self._members = np.zeros(MAX_PARTS, np.int32)
         self._following = np.zeros((MAX_MOVES, 1 + 2 * MOST_REPEATS), np.int32)  # shapes and bounds
+        self._alike = np.zeros(256, np.bool_)  # the bytes after which a step leads to the same
         self._path = np.zeros((0, 3), np.int64)
         self._exits = np.empty((0, 5), np.int64)
         self._out = np.empty((0, 4), np.int64)
@@ -125,7 +129,7 @@ class PartSets:
         self.tables = (
             self._counts, self._sets, self._steps, self._about_sets, self._table, self._parts, self._bounds,
             self._part_table, self._shapes, self._rule_keys, self._rule_at, self._rules, self._moves, self._has_byte,
-            self._kinds, self._lacking, self._set, self._members, self._following,
+            self._kinds, self._lacking, self._set, self._members, self._following, self._alike,
         )  # fmt: skip
         self.age = 0  # grows where the numbers of sets mean others
         self.forget()
@@ -233,7 +237,9 @@ class PartSets:
         ex = self.ex
         options = []
         bits = int.from_bytes(self._sets[number].tobytes(), "little")
-        for part in (i for i in range(self._counts[NUM_PARTS]) if bits >> i & 1):
+        while bits:
+            part = (bits & -bits).bit_length() - 1
+            bits &= bits - 1
             bounds = iter(self._bounds[part].tolist())
             elements = self._elements[self._parts[part, SHAPE]]
             made = []
@@ -281,9 +287,11 @@ class PartSets:
             is_wide = head == ex.any_char if repeats_head else (contains_all_texts_of(ex, head) or 0) >= 1
             row = self._shapes[found]
             most = min(sum(map(ex.longest, others)), NEVER)
-            row[:INNER_LEFT] = len(repeated), sum(map(self._left, others)), last, is_wide, most
+            gap = max(map(self._gap, others), default=1)
+            row[:INNER_LEFT] = len(repeated), sum(map(self._left, others)), last, is_wide, most, gap
             row[INNER_LEFT : INNER_LEFT + len(repeated)] = [self._left(expr) for expr in repeated]
             row[INNER_MOST : INNER_MOST + len(repeated)] = [min(ex.longest(expr), NEVER) for expr in repeated]
+            row[INNER_GAP : INNER_GAP + len(repeated)] = [self._gap(expr) for expr in repeated]
             self._numbers[elements] = found
             self._elements.append(elements)
         return found
@@ -292,6 +300,10 @@ class PartSets:
         found = self.ex.shortest(expr)
         assert found is not None  # it is plain
         return found
+
+    def _gap(self, expr: int) -> int:
+        found = self.ex.spread(expr)
+        return NEVER if found is None else found.gap
 
     def _make_rule(self, key: int) -> None:
         """Make the moves of the parts of one shape that agree in which repeats may be left out, and which are the last
@@ -404,10 +416,53 @@ def find_part(tables, row):
         may_be_empty = may_be_empty and row[1 + 2 * k] == 0
     for k in range(bounds.shape[1]):
         bounds[number, k] = row[1 + k] if k < num_bounds else 0
+    parts[number, GAP] = gap_of(shapes, shape, row)
     parts[number, SHAPE] = shape
     parts[number, LEFT], parts[number, MOST] = min(left, NEVER), min(most, NEVER)
     parts[number, PADDING] = shapes[shape, LAST_PADDING] if may_be_empty else NEVER
     return number
+
+
+@nb.njit(cache=True, nogil=True)
+def gap_of(shapes, shape, row):
+    """The gap of a part: that of the element whose numbers of characters lie furthest apart, less by how many
+    characters those elements differ that have every number in a range."""
+    gap, span = np.int64(1), np.int64(0)
+    for k in range(-1, shapes[shape, NUM_REPEATS]):
+        if k < 0:
+            own, least, most = shapes[shape, OTHERS_GAP], shapes[shape, OTHERS_LEFT], shapes[shape, OTHERS_MOST]
+            least, most, own = np.int64(least), np.int64(most), np.int64(own)
+        else:
+            low, high = np.int64(row[1 + 2 * k]), np.int64(row[2 + 2 * k])
+            own = np.int64(shapes[shape, INNER_GAP + k])
+            if low < high:
+                own = max(own, np.int64(shapes[shape, INNER_LEFT + k]))
+            least, most = low * shapes[shape, INNER_LEFT + k], high * shapes[shape, INNER_MOST + k]
+        if own <= 1:
+            span += most - least
+        gap = max(gap, own)
+    return NEVER if gap == NEVER else max(gap - span, 1)
+
+
+@nb.njit(cache=True, nogil=True)
+def row_slot(table, rows, wanted):
+    """Where ``table`` has the number of the row of ``rows`` that is equal to ``wanted``; 0 is there if it has none."""
+    key = np.uint64(0)
+    for i in range(len(wanted)):
+        if wanted[i] != 0:
+            key = (key ^ (np.uint64(wanted[i]) + np.uint64(i))) * np.uint64(0x9E3779B97F4A7C15)
+            key ^= key >> np.uint64(29)
+    slots = len(table) - 1
+    slot = np.int64(key & np.uint64(slots))
+    while table[slot] > 0:
+        found = table[slot]
+        i = 0
+        while i < len(wanted) and rows[found, i] == wanted[i]:
+            i += 1
+        if i == len(wanted):
+            break
+        slot = (slot + 1) & slots
+    return slot
 
 
 @nb.njit(cache=True, nogil=True)
@@ -420,8 +475,8 @@ def find_set(tables, count):
     for w in range(words):
         wanted[w] = 0
     left, padding, wide, most = np.int32(NEVER), np.int32(NEVER), np.int32(0), np.int32(0)
-    last_word = 0
-    is_whole = False
+    num_parts = 0
+    is_whole, is_range = False, False
     counts[WORK] += min(count, MOST_COMPARED) * count
     for i in range(count):
         shape = following[i, 0]
@@ -440,31 +495,20 @@ def find_set(tables, count):
                 break
         if is_covered:
             continue
+        num_parts += 1
+        is_range = is_range or shape == TEXT_SHAPE
         is_whole = is_whole or (shape == TEXT_SHAPE and following[i, 1] == 0 and following[i, 2] == NO_BOUND)
         part = find_part(tables, following[i])
         if part == NO_ROOM:
             return np.int64(NO_ROOM)
         wanted[part >> 6] |= np.uint64(1) << np.uint64(part & 63)
-        last_word = max(last_word, part >> 6)
         left = min(left, parts[part, LEFT])
         padding = min(padding, parts[part, PADDING])
         most = max(most, parts[part, MOST])
         wide |= shapes[shape, WIDE]
-    key = np.uint64(0)
-    for w in range(last_word + 1):
-        if wanted[w] != 0:
-            key = (key ^ (wanted[w] + np.uint64(w))) * np.uint64(0x9E3779B97F4A7C15)
-            key ^= key >> np.uint64(29)
-    slots = len(table) - 1
-    slot = np.int64(key & np.uint64(slots))
-    while table[slot] > 0:
-        found = np.int64(table[slot])
-        w = 0
-        while w < words and sets[found, w] == wanted[w]:
-            w += 1
-        if w == words:
-            return found
-        slot = (slot + 1) & slots
+    slot = row_slot(table, sets, wanted)
+    if table[slot] > 0:
+        return np.int64(table[slot])
     number = counts[NUM_SETS]
     if number == len(sets):
         return np.int64(NO_ROOM)
@@ -475,6 +519,7 @@ def find_set(tables, count):
     about_sets[number, S_LEFT], about_sets[number, S_PADDING] = left, padding
     about_sets[number, S_WIDE], about_sets[number, S_LACKED_IN] = wide, 0
     about_sets[number, S_MOST], about_sets[number, S_WHOLE] = most, is_whole
+    about_sets[number, S_RANGE] = is_range and num_parts == 1
     return number
 
 
@@ -541,29 +586,35 @@ def follow(moves, m, bounds, part, shapes, row):
 
 @nb.njit(cache=True, nogil=True)
 def make_step(tables, number, byte):
-    """The set after a byte, which is noted; or one of the other steps."""
+    """The set after a byte, which is noted for all bytes that are alike; or one of the other steps."""
     counts, _, steps, _, _, parts, bounds, _, shapes, keys, values, rules, moves, has_byte = tables[:14]
-    members, following = tables[17], tables[18]
+    members, following, alike = tables[17], tables[18], tables[19]
     if counts[WORK] > counts[MOST_WORK]:
         return np.int64(NO_ROOM)
     num_members = members_of(tables, number)
     if num_members < 0:
         return np.int64(LACKS_RULES)
     count = 0
+    alike[:] = True
     for i in range(num_members):
         part = members[i]
         rule = values[rule_slot(keys, rule_key(part, parts, bounds, shapes))]
         first = rules[rule, 0]
         counts[WORK] += 1 + rules[rule, 1]
         for m in range(first, first + rules[rule, 1]):
-            if has_byte[moves[m, M_BYTES], byte] != 0:
+            has = has_byte[moves[m, M_BYTES]]
+            for b in range(256):
+                alike[b] &= has[b] == has[byte]
+            if has[byte] != 0:
                 if count == len(following):
                     return np.int64(NO_ROOM)
                 follow(moves, m, bounds, part, shapes, following[count])
                 count += 1
     found = find_set(tables, count) if count > 0 else np.int64(REFUSED)
     if found != NO_ROOM:
-        steps[number, byte] = found
+        for b in range(256):
+            if alike[b]:
+                steps[number, b] = found
     return found
 
 

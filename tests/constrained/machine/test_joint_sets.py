@@ -8,7 +8,7 @@ from phloem.constrained.expressions import Expressions
 from phloem.constrained.json import scalars
 from phloem.constrained.machine import StringText
 from phloem.constrained.machine import joint_sets as module
-from phloem.constrained.machine.joint_sets import JointSets
+from phloem.constrained.machine.joint_sets import JointSets, has_text_of
 from phloem.constrained.machine.part_sets import NoParts, PartSets
 from phloem.constrained.machine.walk import EXITED, REFUSED
 from phloem.constrained.regex_syntax import compile_regex
@@ -24,6 +24,8 @@ SCHEMAS = [
     {"allOf": [{"pattern": "^(ab|a|b){0,40}$"}, {"pattern": "^.{3,30}$"}, {"not": {"pattern": "^(a|ba)*$"}}]},
     {"oneOf": [{**WORDS, "maxLength": 17}, {**WORDS, "maxLength": 20}]},
     {"oneOf": [{"maxLength": 3}, {"pattern": "é"}, {"pattern": "^[^é]{2,5}(ab){0,20}$"}]},
+    {"pattern": r"^[A-Z][a-z ]+( [a-z]{1,60}){0,100}[.]$", "minLength": 100, "maxLength": 130},
+    {"pattern": "^(([^x]{4}){0,9}|(é[a-z]{7}){0,5})$", "minLength": 9, "not": {"pattern": "^.{11,13}$|a{3}"}},
 ]  # fmt: skip
 
 
@@ -93,6 +95,45 @@ def _after(ex: Expressions, expr: int, data: bytes) -> int:
     for byte in data:
         expr = ex.derive(expr, byte)
     return expr
+
+
+def lengths_of(ex: Expressions, expr: int, most: int) -> set[int]:
+    """The numbers of characters of the ASCII texts of a language, up to ``most``."""
+    found, level = set(), {expr}
+    for length in range(most + 1):
+        if any(ex.nullable[rest] for rest in level):
+            found.add(length)
+        level = {to for rest in level for lo, _, to in ex.moves(rest) if lo < 0x80}
+    return found
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "[a-z]{2,5}(-[a-z]{2,5}){0,9}", "(ab|c{7}){2,5}", "(a{9}){0,4}", "(a{5}){1,3}b{0,3}", "([^x]{4}|(yz){3}){0,3}",
+        "a{2,4}(b{10}c{0,8}){0,3}", "abc", "(a{6}|a{20})(b{7}){0,2}", "(a{3}){2,}", "(a{11}){0,3}|b{3}(c{4}){1,2}",
+    ],
+)  # fmt: skip
+def test_a_text_of_a_bounded_length_is_only_shown_where_there_is_one(vocabulary: Vocabulary, pattern: str) -> None:
+    ex = Expressions(vocabulary.has_byte)
+    sets = PartSets(ex)
+    expr, shown = compile_regex(pattern, ex, anchored=True), 0
+    lengths, number = lengths_of(ex, expr, 80), sets.set_of(expr)
+    for least in range(50):
+        for most in range(least, 60):
+            if has_text_of(sets.tables, number, least, most):
+                assert not lengths.isdisjoint(range(least, most + 1)), (least, most)
+                shown += 1
+    assert shown
+
+
+def test_what_lengths_surely_leave_is_told_by_no_text(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    ex = Expressions(vocabulary.has_byte)
+    expr = ex.intersect(both(ex, "[a-z ]+( [a-z]{1,60}){0,100}[.]"), ex.repeat(ex.any_char, 200, 300))
+    monkeypatch.setattr(Expressions, "is_nonempty", lambda ex, e: pytest.fail("asked"))
+    joint_sets = JointSets(PartSets(ex))
+    assert walked(joint_sets, vocabulary, expr).any()
+    assert joint_sets._counts[module.NUM_TOLD] == 1  # no row was passed on the way of a text
 
 
 def test_what_no_listed_text_tells_is_asked(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
