@@ -3,8 +3,8 @@
     python -m benchmarks.serving                                    # starts our server with the default model
     python -m benchmarks.serving --url http://127.0.0.1:8080 --no-extensions --label llama-server
 
-Every request streams. The client stores each network chunk with its time and parses the chunks after the answer has
-ended, so it takes little CPU time from the server. Time to first token: from sending the request to the chunk with the
+Every request streams. The client stores what arrives with its time and parses it after the answer has ended, so it
+takes little CPU time from the server. Time to first token: from sending the request to the chunk with the
 first text.
 """
 
@@ -27,6 +27,7 @@ import httpx
 import msgspec
 
 from . import RESULTS, print_header, save
+from .light_http import LightClient
 from .prose import DOCUMENT, NOTES, QUESTIONS, SUBJECTS, shared_guide
 
 SCHEMA = {
@@ -100,8 +101,7 @@ class Target:
         keep_alive: bool = True,
     ) -> None:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64 if keep_alive else 0)
-        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0, limits=limits)
+        self.http = LightClient(url, headers=headers, keep_alive=keep_alive)
         self.extensions = extensions
         self.can_flush = extensions and can_flush
         self.model = model
@@ -119,18 +119,17 @@ class Target:
         }
         if to_the_end and self.extensions:
             body["ignore_eos"] = True
-        chunks: list[tuple[float, bytes]] = []
-        start = time.perf_counter()
-        async with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                raise SystemExit(f"{response.status_code}: {(await response.aread()).decode(errors='replace')}")
-            async for chunk in response.aiter_raw():
-                chunks.append((time.perf_counter() - start, chunk))
-        return read_answer(chunks)
+        return read_answer(await self._post("/v1/chat/completions", msgspec.json.encode(body)))
 
     async def flush(self) -> None:
         if self.can_flush:
-            (await self.http.post("/flush_cache")).raise_for_status()
+            await self._post("/flush_cache", b"")
+
+    async def _post(self, path: str, body: bytes) -> list[tuple[float, bytes]]:
+        reply = await self.http.post(path, body)
+        if reply.status != 200:
+            raise SystemExit(f"{path}: {reply.status}: {reply.body.decode(errors='replace')}")
+        return reply.pieces
 
 
 def read_answer(chunks: list[tuple[float, bytes]]) -> Answer:
