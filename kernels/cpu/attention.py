@@ -73,11 +73,14 @@ from .attention_tile import (
     add_product,
     add_words_product,
     find_rows,
+    load_key_rows,
     load_key_words,
     load_keys,
     load_queries,
+    load_query_columns,
     load_value_words,
     load_values,
+    move_rows,
     multiply,
     multiply_words,
     prefetch_rows,
@@ -105,11 +108,22 @@ from .vector import (
     take_number,
     watch,
 )
-from .word_tiles import add_word_tiles, close_word_tiles, has_word_tiles, multiply_word_tiles, open_word_tiles
+from .word_tiles import (
+    add_word_tiles,
+    close_word_tiles,
+    has_word_tiles,
+    multiply_word_tiles,
+    open_word_tiles,
+    score_few,
+)
 
 # Of a task, or the query heads of one KV head where those are more. Where tiles multiply, laying out keys and values
 # takes as long as the products; so more queries share it.
 _VECTORS, _TILE_VECTORS = 64, 96
+
+# Scores of so few vectors are products of keys in rows by queries in columns, for which no key is laid out. These
+# queries take the room of half as many vectors.
+_FEW, _FEW_ROOM = LANES, LANES // 2
 
 _MIN_WORK = 200_000  # multiplications worth a second thread
 
@@ -232,9 +246,10 @@ def _run(
     vectors = max(vectors, num_heads)  # a task may have all heads of a query
     if num_rows > 1:  # rows may share tiles
         vectors = max(vectors, max(1, most_vectors // group) * group)
+    vectors = -(-max(vectors, _FEW_ROOM) // 4) * 4
     parts = scratch("attention parts", num_parts * part_len, torch.float32)
     num_arrays = 3 if is_quantized else 2  # of a tile: keys, values, and either of them unpacked
-    scratch_len = -(-(vectors * (2 * padded + KEYS + 2) + num_arrays * KEYS * padded + 4 * KEYS) // LANES) * LANES
+    scratch_len = -(-(vectors * (2 * padded + KEYS + 2) + num_arrays * KEYS * padded + 6 * KEYS) // LANES) * LANES
     tiles = scratch("attention tiles", threads * scratch_len, torch.float32)
     call = AttendCall(
         q.data_ptr(),
@@ -352,9 +367,11 @@ def _attend(call: AttendCall) -> None:
     output = Output(call.out, call.out_kind, call.weights, group, num_kv_heads * group, head_dim, padded)
 
     scratch = call.scratch + 4 * call.scratch_len * take_number(counters(call), THREAD)
-    addresses = scratch  # int64 [64]: of the tile's keys
-    queries = addresses + 8 * KEYS  # [vectors, padded], scaled; or words [vectors, padded], half of each row used
-    keys = queries + 4 * max_vectors * padded  # [padded, 64]; or words [padded / 2, 64]
+    found = scratch  # int64 [64]: addresses of the tile's keys, of its first head
+    addresses = found + 8 * KEYS  # int64 [64]: of its keys or values
+    # [vectors, padded], scaled; or words [vectors, padded], half of each row used; or words [head_dim / 2, 16]
+    queries = addresses + 8 * KEYS
+    keys = queries + 4 * max_vectors * padded  # [padded, 64]; or words [padded / 2, 64]; or words [64, padded / 2]
     values = keys + 4 * KEYS * padded  # [64, padded]; or words [32, padded]
     scores = values + 4 * KEYS * padded  # [vectors, 64], then weights; or weights as words, half of each row used
     sums = scores + 4 * max_vectors * KEYS  # [vectors, padded], then highest [vectors], weight [vectors]
@@ -433,8 +450,10 @@ def _attend(call: AttendCall) -> None:
                         next_end = get_i32(kv_lens, next_row)
             table = call.table + 4 * get_i32(call.row_ids, row) * call.table_step
             # Heads whose queries and sums have room go through the tiles together.
-            together = span if span * vectors <= max_vectors else 1
-            queries_step, sums_step = 4 * vectors * padded, 4 * vectors * (padded + 2)
+            are_few = in_words and has_word_tiles() != 0 and vectors <= _FEW
+            room = max(vectors, _FEW_ROOM) if are_few else vectors
+            together = span if span * room <= max_vectors else 1
+            queries_step, sums_step = 4 * room * padded, 4 * vectors * (padded + 2)
             for first in range(first_head, first_head + span, together):
                 row_keys = Context(call.k_cache, row_bytes, table, num_kv_heads, first)
                 row_values = Context(call.v_cache, row_bytes, table, num_kv_heads, first)
@@ -444,7 +463,9 @@ def _attend(call: AttendCall) -> None:
                 for i in range(together):
                     head = first + i
                     own_queries, own_sums = queries + i * queries_step, sums + i * sums_step
-                    if not is_shared:
+                    if are_few and not is_shared:
+                        load_query_columns(source, begin, end, head * group, 0, own_queries)
+                    elif not is_shared:
                         load_queries(source, begin, end, head * group, own_queries)
                     if not is_begun:
                         _clear(own_sums, vectors, padded)
@@ -460,7 +481,12 @@ def _attend(call: AttendCall) -> None:
                             member_at = HEADER + other * FIELDS
                             from_token, to_token = get_i64(plan, member_at + BEGIN), get_i64(plan, member_at + END)
                             to = own_queries + 4 * first_vector * padded
-                            load_queries(source, from_token, to_token, head * group, to)
+                            if are_few:
+                                load_query_columns(
+                                    source, from_token, to_token, head * group, first_vector, own_queries
+                                )
+                            else:
+                                load_queries(source, from_token, to_token, head * group, to)
                             if is_begun:
                                 part = _part(kept, other, chunk, head)
                                 _take_part(kept, other, own_sums, vectors, first_vector, part)
@@ -478,23 +504,29 @@ def _attend(call: AttendCall) -> None:
                     ahead_keys = Context(call.k_cache, row_bytes, ahead_table, num_kv_heads, first)
                     ahead_values = Context(call.v_cache, row_bytes, ahead_table, num_kv_heads, first)
                     num_ahead = max(0, min(KEYS, ahead_end - ahead_key))
+                    find_rows(row_keys, tile, count, found)
                     for i in range(together):
                         own_queries, own_sums = queries + i * queries_step, sums + i * sums_step
                         # Fetched beside this head's work: its share of the next tile's keys and values, of all heads.
                         ahead = ahead_key + num_ahead * i // together
                         part = ahead_key + num_ahead * (i + 1) // together - ahead
                         half = part // 2
-                        find_rows(row_keys, tile, count, i, addresses)
+                        move_rows(found, i * row_bytes, addresses)
                         if is_quantized:
                             unpack_vectors(addresses, count, head_dim, in_words, unpacked)
-                        if in_words:
+                        if are_few:
+                            load_key_rows(addresses, count, head_dim, keys)
+                        elif in_words:
                             load_key_words(addresses, count, head_dim, keys)
                         else:
                             load_keys(addresses, kind, count, head_dim, keys)
                         prefetch_rows(ahead_keys, ahead, half, together)
                         if in_words:
                             words = head_dim // 2
-                            if has_word_tiles() != 0:
+                            if are_few:
+                                spare = keys + 2 * KEYS * padded
+                                score_few(own_queries, keys, head_dim, scores, KEYS, vectors, columns, spare)
+                            elif has_word_tiles() != 0:
                                 multiply_word_tiles(
                                     own_queries, padded, keys, KEYS, scores, KEYS, vectors, columns, words
                                 )
@@ -505,7 +537,7 @@ def _attend(call: AttendCall) -> None:
                         prefetch_rows(ahead_keys, ahead + half, part - half, together)
                         weigh(softmax, seen, scores, own_sums, vectors, padded, columns)
                         prefetch_rows(ahead_values, ahead, half, together)
-                        find_rows(row_values, tile, count, i, addresses)
+                        move_rows(found, i * row_bytes + call.v_cache - call.k_cache, addresses)
                         if is_quantized:
                             unpack_vectors(addresses, count, head_dim, in_words, unpacked)
                         pairs = 0

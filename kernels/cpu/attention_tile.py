@@ -31,6 +31,7 @@ from .vector import (
     max16,
     prefetch,
     put_f32,
+    put_i32,
     put_i64,
     splat16,
     store4_f32,
@@ -119,6 +120,20 @@ def load_queries(source: Queries, begin: int, end: int, first_head: int, queries
             vector += padded
 
 
+@helper
+def load_query_columns(source: Queries, begin: int, end: int, first_head: int, first: int, queries: int) -> None:
+    """``load_queries`` as words, each vector in a column, from ``first`` on, of ``queries``: [head_dim / 2, 16]."""
+    q_step, head_dim = source.q_step, source.head_dim
+    column = first
+    for token in range(begin, end):
+        row = source.q + 2 * (token * q_step + first_head * head_dim)
+        for _ in range(source.group):
+            for word in range(head_dim // 2):
+                put_i32(queries, LANES * word + column, get_i32(row, word))
+            row += 2 * head_dim
+            column += 1
+
+
 @inlined
 def _row(context: Context, position: int) -> int:
     """The address of a position's vector."""
@@ -127,11 +142,29 @@ def _row(context: Context, position: int) -> int:
 
 
 @helper
-def find_rows(context: Context, first: int, count: int, further: int, to: int) -> None:
-    """Addresses of ``count`` vectors, ``further`` heads on; the last one is repeated up to a multiple of 16."""
-    beyond = further * context.row_bytes
+def find_rows(context: Context, first: int, count: int, to: int) -> None:
+    """Addresses of ``count`` vectors; the last one is repeated up to a tile's number of keys."""
+    for j in range(count):
+        put_i64(to, j, _row(context, first + j))
+    last = get_i64(to, count - 1)
+    for j in range(count, KEYS):
+        put_i64(to, j, last)
+
+
+@helper
+def move_rows(addresses: int, by: int, to: int) -> None:
+    """A tile's addresses ``by`` bytes on: of another head, or of values whose keys they are."""
+    for j in range(KEYS):
+        put_i64(to, j, get_i64(addresses, j) + by)
+
+
+@helper
+def load_key_rows(addresses: int, count: int, head_dim: int, keys: int) -> None:
+    """The first ``count`` keys, up to a multiple of 16, as rows of ``head_dim`` bfloat16."""
     for j in range((count + LANES - 1) // LANES * LANES):
-        put_i64(to, j, _row(context, first + min(j, count - 1)) + beyond)
+        row, to = get_i64(addresses, j), keys + 2 * j * head_dim
+        for d in range(0, head_dim // 2, LANES):
+            store16_f32(to, d, load16_f32(row, d))
 
 
 @helper
@@ -180,9 +213,9 @@ def load_value_words(addresses: int, count: int, head_dim: int, values: int) -> 
     multiple = LANES if has_word_tiles() != 0 else 1
     pairs = (count + 2 * multiple - 1) // (2 * multiple) * multiple
     for j in range(0, 2 * pairs, 2):
-        row, other = get_i64(addresses, min(j, count - 1)), get_i64(addresses, min(j + 1, count - 1))
+        row, other = get_i64(addresses, j), get_i64(addresses, j + 1)
         to = values + 2 * j * head_dim
-        for d in range(0, head_dim, LANES):
+        for d in range(0, head_dim, 2 * LANES):
             pair_rows(row + 2 * d, other + 2 * d, to + 4 * d)
     return pairs
 

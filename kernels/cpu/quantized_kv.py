@@ -59,7 +59,7 @@ def pack_vector(vector: int, head_dim: int, row: int) -> None:
 def unpack_vectors(addresses: int, count: int, head_dim: int, as_words: bool, to: int) -> None:
     """The first ``count`` vectors of those at ``addresses`` as float32 [count, head_dim] at ``to``, or as bfloat16.
 
-    The addresses, up to a multiple of 16 of them, become those of the vectors there; the last one is repeated.
+    The addresses, up to a multiple of 32 of them, become those of the vectors there; the last one is repeated.
     """
     whole = head_dim - head_dim % LANES
     step = head_dim * (2 if as_words else 4)
@@ -75,5 +75,5 @@ def unpack_vectors(addresses: int, count: int, head_dim: int, as_words: bool, to
         for i in range(whole, head_dim):  # never of words
             put_f32(place, i, np.float32(get_i8(row, i)) * get_bf16(scales, i // LANES))
         put_i64(addresses, j, place)
-    for j in range(count, (count + LANES - 1) // LANES * LANES):
+    for j in range(count, (count + 2 * LANES - 1) // (2 * LANES) * 2 * LANES):
         put_i64(addresses, j, to + (count - 1) * step)

@@ -17,9 +17,9 @@ from .llvm import (
     I64,
     LANES,
     V16,
-    V16_I32,
     at,
     carry,
+    concatenated,
     constant,
     fused,
     number,
@@ -27,7 +27,7 @@ from .llvm import (
     vector_at,
     widen,
 )
-from .vector import BFLOAT16, compiled, exp2_each, vector16
+from .vector import BFLOAT16, compiled, exp2_each, exp2_near_each, vector16
 
 WORDS = 2  # a kind of array: pairs of bfloat16, moved without widening
 
@@ -95,14 +95,28 @@ def _line(builder: Any, kind: int, row: Any, start: Any, size: int) -> Any:
     return builder.load(vector_at(builder, I32 if kind == WORDS else F32, row, start, size), align=2)
 
 
+@compiled(types.void, *(types.int64,) * 3)
+def turn_columns(builder: Any, lines: Any, to: Any, step: Any) -> None:
+    """The first 4 of the 16 float32 of 16 lines become 4 rows of 16 float32, ``step`` numbers apart."""
+
+    def four(line: int) -> Any:
+        return builder.load(vector_at(builder, F32, lines, number(LANES * line), 4), align=4)
+
+    found = [concatenated(builder, [four(j + first) for first in range(0, LANES, 4)]) for j in range(4)]
+    for i, row in enumerate(_transposed(builder, found)):
+        builder.store(row, vector_at(builder, F32, to, builder.mul(step, number(i))), align=4)
+
+
 def _transposed(builder: Any, lines: list[Any]) -> list[Any]:
-    """Swaps blocks of half the size, a quarter, ..., 1: lane bit and line bit change places."""
-    size = len(lines)
+    """Swaps blocks of half the size, a quarter, ..., 1: lane bit and line bit change places. Of longer lines each
+    square is turned for itself.
+    """
+    size, lanes = len(lines), lines[0].type.count
     distance = size // 2
     while distance:
-        low = [i if not i & distance else size + i - distance for i in range(size)]
-        high = [i + distance if not i & distance else size + i for i in range(size)]
-        picks = [ir.Constant(ir.VectorType(I32, size), pick) for pick in (low, high)]
+        low = [i if not i & distance else lanes + i - distance for i in range(lanes)]
+        high = [i + distance if not i & distance else lanes + i for i in range(lanes)]
+        picks = [ir.Constant(ir.VectorType(I32, lanes), pick) for pick in (low, high)]
         for j in range(size):
             if not j & distance:
                 pair = lines[j], lines[j + distance]
@@ -113,12 +127,13 @@ def _transposed(builder: Any, lines: list[Any]) -> list[Any]:
 
 @compiled(types.void, types.int64, types.int64, types.int64)
 def pair_rows(builder: Any, first: Any, second: Any, to: Any) -> None:
-    """Stores 16 words at ``to``, each of a bfloat16 from ``first`` and one from ``second``."""
-    low, high = (
-        builder.zext(builder.load(vector_at(builder, I16, row, number(0)), align=2), V16_I32) for row in (first, second)
-    )
-    word = builder.or_(low, builder.shl(high, constant(V16_I32, 16)))
-    builder.store(word, vector_at(builder, I32, to, number(0)), align=4)
+    """Stores 32 words at ``to``, each of a bfloat16 from ``first`` and one from ``second``."""
+    lanes = 2 * LANES
+    low, high = (builder.load(vector_at(builder, I16, row, number(0), lanes), align=2) for row in (first, second))
+    for start in (0, LANES):
+        pick = [i + other for i in range(start, start + LANES) for other in (0, lanes)]
+        pairs = builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(I32, lanes), pick))
+        builder.store(pairs, vector_at(builder, I16, to, number(2 * start), lanes), align=4)
 
 
 @compiled(types.void, types.int64, vector16)
@@ -138,7 +153,8 @@ def weigh_line(num_vectors: int, *, words: bool) -> Any:
         for first in range(0, num_vectors, at_once):
             places = [vector_at(builder, F32, line, number(LANES * v)) for v in range(first, first + at_once)]
             scores = [builder.load(place, align=4) for place in places]
-            found = exp2_each(builder, [fused(builder, base, score, exponents) for score in scores], V16)
+            powers = [fused(builder, base, score, exponents) for score in scores]
+            found = exp2_near_each(builder, powers) if words else exp2_each(builder, powers, V16)
             for v, stored in enumerate([rounded(builder, w) for w in found] if words else found, first):
                 place = vector_at(builder, I16 if words else F32, to, number(LANES * v))
                 builder.store(stored, place, align=2)

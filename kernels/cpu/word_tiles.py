@@ -14,19 +14,28 @@ from . import amx
 from .amx import TILE_ROWS
 from .llvm import LANES, carry, number
 from .machine_code import helper
+from .tiles import turn_columns
 from .vector import compiled, when_compiled
 
 _SUMS, _ROWS, _COLUMNS = ((0, 1), (2, 3)), (4, 5), (6, 7)  # registers: of whole blocks and of the last
 _WORD_BYTES = 4
 
 has_word_tiles = when_compiled("has_word_tiles", lambda: int(isa().has_tiles))
-close_word_tiles = compiled(types.void)(lambda builder: amx.close_tiles(builder) if isa().has_tiles else None)
 
 
-@compiled(types.void, types.int64)
-def _open(builder: Any, last_rows: Any) -> None:
-    if isa().has_tiles:
-        amx.open_uneven_tiles(builder, last_rows, (*_SUMS[1], _ROWS[1]))
+def _with_tiles(name: str, num_arguments: int, emit: Any) -> Any:
+    """What ``emit`` writes, to be called where there are tiles."""
+
+    def with_tiles(builder: Any, *values: Any) -> None:
+        if isa().has_tiles:
+            emit(builder, *values)
+
+    with_tiles.__name__ = f"word_tiles_{name}"
+    return compiled(types.void, *(types.int64,) * num_arguments)(with_tiles)
+
+
+_open = _with_tiles("open", 1, lambda builder, rows: amx.open_uneven_tiles(builder, rows, (*_SUMS[1], _ROWS[1])))
+close_word_tiles = _with_tiles("close", 0, amx.close_tiles)
 
 
 @helper
@@ -66,16 +75,27 @@ def multiply_block(*, last: bool, adds: bool) -> Any:
     return emit
 
 
-def _block(*, last: bool, adds: bool) -> Any:
-    """``multiply_block``, to be called where there are tiles."""
-    emit = multiply_block(last=last, adds=adds)
+def multiply_keys_block(builder: Any, keys: Any, key_bytes: Any, queries: Any, to: Any, count: Any) -> None:
+    """Scores of 32 keys, rows of words, with 16 queries, columns of words: float32 [32 keys, 16 queries] at ``to``.
 
-    def with_tiles(builder: Any, *values: Any) -> None:
-        if isa().has_tiles:
-            emit(builder, *values)
+    ``count`` is how many times 16 words are multiplied. A score has the bits that it has in ``multiply_block``.
+    """
+    sums, columns, rows = _SUMS[0], _ROWS[0], _COLUMNS
+    for tile in sums:
+        amx.clear_tile(builder, tile)
+    block_bytes = builder.mul(key_bytes, number(TILE_ROWS))
 
-    with_tiles.__name__ = f"word_tiles_{'last' if last else 'whole'}{'_add' if adds else ''}"
-    return compiled(types.void, *(types.int64,) * 7)(with_tiles)
+    def step(_: Any, state: list[Any]) -> list[Any]:
+        keys, queries = state
+        amx.load_tile(builder, columns, queries)
+        for tile, block, address in zip(sums, rows, (keys, builder.add(keys, block_bytes)), strict=True):
+            amx.load_tile(builder, block, address, key_bytes)
+            amx.add_word_products(builder, tile, block, columns)
+        return [builder.add(keys, number(amx.TILE_LEN)), builder.add(queries, number(amx.TILE_BYTES))]
+
+    carry(builder, count, [keys, queries], step)
+    for i, tile in enumerate(sums):
+        amx.store_tile(builder, tile, builder.add(to, number(amx.TILE_BYTES * i)))
 
 
 def _multiplier(*, adds: bool) -> Any:
@@ -84,7 +104,12 @@ def _multiplier(*, adds: bool) -> Any:
     Columns are computed in pairs of vectors, and ``count``, words, goes up to a multiple of 16: what lies in b and, at
     the same place of a row, in a must then be numbers, of which one is 0.
     """
-    whole, last = (_block(last=is_last, adds=adds) for is_last in (False, True))
+    whole, last = (
+        _with_tiles(
+            f"{'last' if is_last else 'whole'}{'_add' if adds else ''}", 7, multiply_block(last=is_last, adds=adds)
+        )
+        for is_last in (False, True)
+    )
 
     @helper
     def product(
@@ -104,3 +129,22 @@ def _multiplier(*, adds: bool) -> Any:
 
 
 multiply_word_tiles, add_word_tiles = (_multiplier(adds=adds) for adds in (False, True))
+_multiply_keys = _with_tiles("keys", 5, multiply_keys_block)
+
+
+@helper
+def score_few(
+    queries: int, keys: int, head_dim: int, scores: int, step: int, vectors: int, columns: int, room: int
+) -> None:
+    """Scores of at most 16 vectors with 16 keys of each column: rows of ``scores``, ``step`` numbers apart.
+
+    ``queries``: words [head_dim / 2, 16], a vector in each column; ``keys``: rows of ``head_dim`` bfloat16, for which
+    nothing is laid out. Columns go up to an even number. ``room``: 2,048 bytes.
+    """
+    key_bytes = 2 * head_dim
+    for v in range(0, columns, 2):
+        _multiply_keys(keys + TILE_ROWS * v * key_bytes, key_bytes, queries, room, head_dim // (2 * LANES))
+        for block in range(2):
+            for first in range(0, vectors, 4):
+                lines = room + amx.TILE_BYTES * block + _WORD_BYTES * first
+                turn_columns(lines, scores + _WORD_BYTES * (first * step + LANES * (v + block)), step)

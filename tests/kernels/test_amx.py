@@ -146,6 +146,8 @@ def test_words_are_multiplied_with_their_instruction() -> None:
     for last in (False, True):
         code = assembly(machine, 7, word_tiles.multiply_block(last=last, adds=True))
         assert code.count("tdpbf16ps") >= 2 and code.count("tilestored") == 2
+    code = assembly(machine, 5, word_tiles.multiply_keys_block)
+    assert code.count("tdpbf16ps") >= 2 and code.count("tilestored") == 2
     code = assembly(machine, 1, lambda builder, rows: amx.open_uneven_tiles(builder, rows, (2, 3)))
     assert code.count("ldtilecfg") == 2
 

@@ -3,16 +3,19 @@
 import numpy as np
 import torch
 from numba import njit
-from phloem.kernels.cpu.tiles import multiply_tile, transpose_tile
+from phloem.kernels.cpu.tiles import multiply_tile, transpose_tile, turn_columns
 from phloem.kernels.cpu.vector import (
     BFLOAT16,
     FLOAT32,
+    compiled,
     exp2_16,
+    exp2_near_each,
     exp16,
     load16,
     load16_f32,
     store16,
     store16_f32,
+    vector16,
 )
 
 _tile_3x2 = multiply_tile(3, 2)
@@ -29,6 +32,20 @@ def _exp_all(x: int, y: int, count: int) -> None:
 def _exp2_all(x: int, y: int, count: int) -> None:
     for i in range(0, count, 16):
         store16_f32(y, i, exp2_16(load16_f32(x, i)))
+
+
+_exp2_near = compiled(vector16, vector16)(lambda builder, x: exp2_near_each(builder, [x])[0])
+
+
+@njit
+def _exp2_near_all(x: int, y: int, count: int) -> None:
+    for i in range(0, count, 16):
+        store16_f32(y, i, _exp2_near(load16_f32(x, i)))
+
+
+@njit
+def _turn(lines: int, to: int, step: int) -> None:
+    turn_columns(lines, to, step)
 
 
 @njit
@@ -71,6 +88,22 @@ def test_exp2_is_within_three_units_in_the_last_place() -> None:
     y = np.empty_like(x)
     _exp2_all(x.ctypes.data, y.ctypes.data, len(x))
     assert np.abs(y / np.exp2(x.astype(np.float64)) - 1).max() < 3 * np.finfo(np.float32).eps
+
+
+def test_exp2_of_weights_is_a_hundred_times_more_exact_than_they_are_kept() -> None:
+    x = np.concatenate((np.linspace(-126, 126, 4096), np.linspace(-1, 1, 4096))).astype(np.float32)
+    y = np.empty_like(x)
+    _exp2_near_all(x.ctypes.data, y.ctypes.data, len(x))
+    assert np.abs(y / np.exp2(x.astype(np.float64)) - 1).max() < 8e-6
+    x[:4], x[4] = (-np.inf, -1e30, -1000, -150), np.nan
+    _exp2_near_all(x.ctypes.data, y.ctypes.data, 16)
+    assert not y[:4].any() and np.isnan(y[4])
+
+
+def test_columns_are_turned_four_at_a_time() -> None:
+    lines, rows = np.random.default_rng(0).random((16, 16), np.float32), np.zeros((4, 20), np.float32)
+    _turn(lines.ctypes.data + 4 * 8, rows.ctypes.data, 20)
+    assert (rows[:, :16] == lines[:, 8:12].T).all() and not rows[:, 16:].any()
 
 
 def test_exp2_of_what_weighs_nothing_is_exactly_0() -> None:
