@@ -240,6 +240,10 @@ class Expressions:
             return node[1]
         return bytes([node[1].bit_length() - 1]) if node[0] == "set" and node[1] & (node[1] - 1) == 0 else b""
 
+    def before(self, left: int, right: int) -> int:
+        """As ``concat``, in the form that derivatives have: single bytes are not joined to words."""
+        return self._concat(left, right)
+
     def _concat(self, left: int, right: int) -> int:
         if left == NOTHING or right == NOTHING:
             return NOTHING
@@ -830,6 +834,10 @@ class Expressions:
             known = self._has_clear_text(expr) if shortest is None else shortest != NO_TEXT
             self._alive[expr] = known = self._has_text(expr, fuel) if known is None else known
         return known
+
+    def note_nonempty(self, expr: int) -> None:
+        """Take it from the caller that the language has a text."""
+        self._alive[expr] = True
 
     def _has_clear_text(self, expr: int) -> bool | None:
         """Whether the language has a text; None where only a search tells."""

@@ -7,6 +7,8 @@ exclude each other, or that surely leave a text; else by a text that is found to
 the shortest text of one of its languages. Python is asked only where none of these tells.
 """
 
+from collections.abc import Callable
+
 import numba as nb
 import numpy as np
 
@@ -83,6 +85,8 @@ class JointSets:
         self._part_sets = part_sets
         self._age = -1
         self._numbers: dict[tuple[int, ...], int] = {}
+        self._joint_of: dict[int, int] = {}  # by expression
+        self._rests: dict[int, int] = {}  # by joint
         self._unsuitable: set[tuple[int, ...]] = set()  # formulas of which too many joints were asked
         self._counts = np.zeros(6, np.int64)
         self._joints = np.zeros((MAX_JOINTS, 1 + MOST_LANGUAGES), np.int32)  # the formula, and the sets
@@ -115,10 +119,7 @@ class JointSets:
     def walk(self, trie: Trie, text: StringText, mask: np.ndarray) -> Found:
         """As ``PartSets.walk``, of a string that is not counted. A ``/`` behind a backslash is not walked either where
         it may be allowed."""
-        parts = self._part_sets
-        parts.make_room()
-        if self._age != parts.age or 2 * self._counts[NUM_JOINTS] > MAX_JOINTS or 2 * len(self._numbers) > MAX_FORMULAS:
-            self._forget()
+        self._make_room()
         if len(self._path) < trie.max_depth + 2:
             self._path = np.zeros((trie.max_depth + 2, 2), np.int64)
         if len(self._out) < trie.num_nodes:
@@ -126,11 +127,37 @@ class JointSets:
         try:
             return self._walk(trie, text, mask)
         except BaseException:
-            parts.forget()
+            self._part_sets.forget()
             raise
+
+    def read(self, expr: int, data: bytes, most_rules: int) -> tuple[int, int, int]:
+        """As ``PartSets.read``, of a string that is not counted."""
+        self._make_room()
+        parts = self._part_sets
+        number = self._joint_of.get(expr)
+        if number is None:
+            number = self._make_joint(expr, parts.set_of if most_rules else parts.known_set)
+            self._joint_of[expr] = number
+        array = np.frombuffer(bytearray(data), np.uint8)
+        while True:
+            parts.begin_round()
+            size, after = read_joints(parts.tables, self._tables, number, array)
+            made = parts.finish_reading(most_rules)
+            self._counts[NUM_ASKED] = 0
+            if not made:
+                return size, 0, self._rest(after)
+            most_rules -= made
+
+    def _make_room(self) -> None:
+        parts = self._part_sets
+        parts.make_room()
+        if self._age != parts.age or 2 * self._counts[NUM_JOINTS] > MAX_JOINTS or 2 * len(self._numbers) > MAX_FORMULAS:
+            self._forget()
 
     def _forget(self) -> None:
         self._age = self._part_sets.age
+        self._joint_of.clear()
+        self._rests.clear()
         self._numbers.clear()
         self._table[:] = 0
         self._told_table[:] = 0
@@ -181,6 +208,13 @@ class JointSets:
         return len(asked)
 
     def _joint(self, expr: int) -> int:
+        """The number of the joint of an expression."""
+        found = self._joint_of.get(expr)
+        if found is None:
+            found = self._joint_of[expr] = self._make_joint(expr, self._part_sets.set_of)
+        return found
+
+    def _make_joint(self, expr: int, set_of: Callable[[int], int]) -> int:
         languages: dict[int, int] = {}
         operations: list[int] = []
         nodes = self.ex.nodes
@@ -213,7 +247,7 @@ class JointSets:
         self._next[:] = 0
         self._next[0] = number
         for i, language in enumerate(languages):
-            self._next[1 + i] = 0 if language == NOTHING else self._part_sets.set_of(language)
+            self._next[1 + i] = 0 if language == NOTHING else set_of(language)
         found: int = find_joint(self._part_sets.tables, self._tables)
         if found == NO_ROOM:
             raise NoParts
@@ -222,6 +256,15 @@ class JointSets:
 
     def _rest(self, joint: int) -> int:
         """The expression of what may follow in a joint."""
+        found = self._rests.get(joint)
+        if found is None:
+            found = self._rests[joint] = self._make_rest(joint)
+            self._joint_of.setdefault(found, joint)
+            if self._about[joint, J_ALIVE] == TRUE:
+                self.ex.note_nonempty(found)
+        return found
+
+    def _make_rest(self, joint: int) -> int:
         ex = self.ex
         formula, *sets = self._joints[joint].tolist()
         stack: list[int] = []
@@ -631,6 +674,19 @@ def step_joint(tables, joint_tables, number, byte):
             return np.int64(LACKS_ANSWER)
         about[found, J_ALIVE] = TRUE
     return note_step(tables, joints[number], steps[number], byte, found if about[found, J_ALIVE] == TRUE else REFUSED)
+
+
+@nb.njit(cache=True, nogil=True)
+def read_joints(tables, joint_tables, joint, data):
+    """Follow the bytes ``data`` from a joint, up to one that is refused or whose step is not told. Returns how many
+    were followed, and the joint behind them."""
+    joint = np.int64(joint)
+    for at in range(len(data)):
+        step = step_joint(tables, joint_tables, joint, np.int64(data[at]))
+        if step < 0:
+            return np.int64(at), joint
+        joint = step
+    return np.int64(len(data)), joint
 
 
 @nb.njit(cache=True, nogil=True)

@@ -32,7 +32,7 @@ from ..vocabulary import Vocabulary
 from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
 from .parser_sets import LazyState
-from .part_sets import StringText
+from .part_sets import SHORTEST, StringText
 from .untouched import touch, untouched
 from .walk import DEAD_STATE, PUSH
 from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
@@ -143,6 +143,7 @@ class Machine:
         self.stand_ins: dict[int, StandIns] = {}
         self.short_twins: dict[int, Callable[[], tuple[int, int]]] = {}  # see ``set_short_twin``
         self.string_texts: dict[int, StringText] = {}  # by state
+        self.read_text: Callable[[int, StringText, bytes], tuple[int, int, int]] | None = None  # see ``TextReader``
         self._steps: dict[int, Step] = {}  # by state; see ``add_state``
         self.apart: set[int] = set()  # states; see ``add_state``
         self._num_stepped: dict[int, int] = {}  # entries made of the rows of these states, one by one
@@ -767,6 +768,7 @@ class Machine:
         # Writable, as everywhere: read-only arrays are another type, for which numba compiles and loads it again.
         array = None if data is None else np.frombuffer(bytearray(data), np.uint8)
         at = 0
+        reads = self.read_text is not None
         while True:
             if array is None:
                 status, at, state, aux, stack = walk.step_token(control, token, at, state, aux, stack)
@@ -777,7 +779,32 @@ class Machine:
             stack = self.keep_stack(stack)
             if status == walk.OK:
                 return state, aux, stack
-            self.supply(status, is_alone=True)
+            size = 0
+            if reads and status == walk.MISS_ROW:
+                whole = self.vocabulary.tokens[token] if data is None else data
+                size, state, aux = self._read_text(state, aux, stack, whole[at:])
+                at += size
+            if not size:
+                reads = False
+                self.supply(status, is_alone=True)
+
+    def _read_text(self, state: int, aux: int, stack: int, data: bytes) -> tuple[int, int, int]:
+        """How many bytes of ``data`` were read within a string at once, and the state and the aux behind them."""
+        if self.read_text is None or len(data) < SHORTEST:
+            return 0, state, aux
+        self.settle(state)
+        text = self.string_texts.get(state)
+        if text is None:
+            return 0, state, aux
+        arrays, frame = self.arrays, self.stack_frames[stack]
+        if arrays[walk.FRAME_FILTER][frame]:
+            return 0, state, aux
+        size, count, after = self.read_text(state, text, data)
+        if not size or not text.is_counted:
+            return size, after, aux
+        low, high = int(arrays[walk.FRAME_LOW][frame]), int(arrays[walk.FRAME_HIGH][frame])
+        total = aux + count if high < walk.UNBOUNDED else min(aux + count, max(aux, low))
+        return (size, after, total) if arrays[walk.CHARS_LEFT][after] <= high - total else (0, state, aux)
 
     def _unless_stuck(self, config: int) -> int:
         """-1 where the items under way can only repeat others."""

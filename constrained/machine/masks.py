@@ -23,6 +23,7 @@ from .machine import MASK_WORK, Machine
 from .part_sets import BACKSLASH, NoParts, PartSets, StringText
 from .recent import Recent, RecentByNumber
 from .repeats import Repeats
+from .text_reader import TextReader
 from .trie_walker import TrieWalker
 from .walk import DEAD_STATE, MAX_NEED, UNBOUNDED
 
@@ -90,6 +91,9 @@ class Masks:
         nothing = np.zeros(vocabulary.num_words, np.uint32)
         for sets, expr in ((self._part_sets, ex.any_char), (self._joint_sets, ex.intersect(ex.any_char, ex.text))):
             sets.walk(few, StringText(expr, False, False, lambda expr: DEAD_STATE), nothing)  # loads compiled code
+        self._part_sets.read(ex.any_char, b"a", False, 1)
+        self._joint_sets.read(ex.any_char, b"a", 1)
+        machine.read_text = TextReader(ex, self._part_sets, self._joint_sets).read
 
     @property
     def is_full(self) -> bool:

@@ -26,8 +26,10 @@ MAX_RULES = 4096
 MAX_MOVES = 16_384
 MOST_REPEATS = 12  # of a shape
 MOST_COMPARED = 256  # parts of a set
+MOST_TOLD_APART = 64  # alternatives with a common beginning
 MAX_WORK = 1 << 22  # moves that are followed in one round: 40 ms
 MOVES_OF_FUEL = 200  # that are followed for one step of fuel, which is 2 microseconds
+SHORTEST = 2  # bytes of a text that is read at once: the entry of one byte costs less
 QUOTE, BACKSLASH, SLASH, LETTER_U = 0x22, 0x5C, 0x2F, 0x75
 SIMPLE_ESCAPES = {0x22: 0x22, 0x2F: 0x2F, 0x5C: 0x5C, 0x62: 8, 0x66: 12, 0x6E: 10, 0x72: 13, 0x74: 9}
 ESCAPED = 1 << QUOTE | 1 << BACKSLASH | 0xFFFFFFFF  # the characters that cannot stand for themselves
@@ -148,6 +150,9 @@ class PartSets:
         """Forget the sets and the parts, but no shape and no rule."""
         self._table[:] = 0
         self._part_table[:] = 0
+        self._set_of: dict[int, int] = {}  # by expression
+        self._rests: dict[int, int] = {}  # by set
+        self._part_exprs: dict[int, int] = {}  # by part
         self._counts[:ROUND] = 1, 1, 0, 0  # the number 0 is no set and no part
         self.age += 1
 
@@ -195,6 +200,18 @@ class PartSets:
             self._make_rule(key)
         counts[NUM_LACKING] = 0
 
+    def finish_reading(self, most: int) -> int:
+        """As ``finish_round`` if at most ``most`` rules were missing; else these are asked for again where they are met
+        next. How many were made."""
+        counts = self._counts
+        count = int(counts[NUM_LACKING])
+        if count > most:
+            for key in self._lacking[:count].tolist():
+                set_rule(self._rule_keys, self._rule_at, key, NO_RULE)
+            counts[NUM_LACKING] = count = 0
+        self.finish_round()
+        return count
+
     def _walk(self, trie: Trie, text: StringText, mask: np.ndarray, needs: np.ndarray) -> Found:
         nodes = (trie.node_byte, trie.node_depth, trie.node_end, trie.first_token, trie.num_tokens, trie.token_order)
         pending = np.array([[-1, self.set_of(text.expr), 0, BETWEEN]], np.int64)
@@ -219,12 +236,42 @@ class PartSets:
         whole = np.concatenate(exits)
         return Found(whole[np.argsort(whole[:, 0])], regions)
 
+    def read(self, expr: int, data: bytes, is_counted: bool, most_rules: int) -> tuple[int, int, int]:
+        """How many bytes of ``data`` may follow, as far as at most ``most_rules`` more rules tell and, where characters
+        are counted, up to the end of one; how many characters begin in them; and the expression of what may follow
+        then. Without more rules no shape is made either. Raises NoParts."""
+        self.make_room()
+        number = self.set_of(expr) if most_rules else self.known_set(expr)
+        array = np.frombuffer(bytearray(data), np.uint8)
+        while True:
+            self.begin_round()
+            size, count, after = read_sets(self.tables, number, array, is_counted)
+            made = self.finish_reading(most_rules)
+            if not made:
+                return size, count, self.rest(after)
+            most_rules -= made
+
+    def known_set(self, expr: int) -> int:
+        """As ``set_of``, where all shapes are known. Raises NoParts."""
+        found = self._set_of.get(expr)
+        if found is not None:
+            return found
+        if not all(elements in self._numbers for elements, _ in self._chains(expr)):
+            raise NoParts
+        return self.set_of(expr)
+
     def set_of(self, expr: int) -> int:
-        options = self._alternatives(expr)
+        """The number of the set of an expression's parts."""
+        found = self._set_of.get(expr)
+        if found is None:
+            found = self._set_of[expr] = self._make_set(expr)
+        return found
+
+    def _make_set(self, expr: int) -> int:
+        options = self._chains(expr)
         if len(options) > len(self._following):
             raise NoParts
-        for i, option in enumerate(options):
-            elements, bounds = self._chain(option)
+        for i, (elements, bounds) in enumerate(options):
             self._following[i, 0] = self._shape(elements)
             self._following[i, 1 : 1 + 2 * len(bounds)] = [bound for pair in bounds for bound in pair]
         found: int = find_set(self.tables, len(options))
@@ -234,30 +281,44 @@ class PartSets:
 
     def rest(self, number: int) -> int:
         """The expression of what may follow in a set."""
-        ex = self.ex
+        found = self._rests.get(number)
+        if found is None:
+            found = self._rests[number] = self._make_rest(number)
+            self._set_of.setdefault(found, number)
+        return found
+
+    def _make_rest(self, number: int) -> int:
         options = []
         bits = int.from_bytes(self._sets[number].tobytes(), "little")
         while bits:
             part = (bits & -bits).bit_length() - 1
             bits &= bits - 1
-            bounds = iter(self._bounds[part].tolist())
-            elements = self._elements[self._parts[part, SHAPE]]
-            made = []
-            for expr, is_repeated in elements:
-                if is_repeated:
-                    low, high = next(bounds), next(bounds)
-                    expr = ex.repeat(expr, low, None if high == NO_BOUND else high)
-                made.append(expr)
-            options.append(ex.concat(*made))
-        return ex.union(*options)
+            found = self._part_exprs.get(part)
+            if found is None:
+                found = self._part_exprs[part] = self._make_part_expr(part)
+            options.append(found)
+        return self.ex.union(*options)
 
-    def _alternatives(self, expr: int) -> tuple[int, ...]:
-        node = self.ex.nodes[expr]
-        return node[1:] if node[0] == "or" else (expr,)
+    def _make_part_expr(self, part: int) -> int:
+        ex = self.ex
+        elements = self._elements[self._parts[part, SHAPE]]
+        bounds = self._bounds[part].tolist()
+        at = 2 * sum(is_repeated for _, is_repeated in elements)
+        made = EMPTY
+        for expr, is_repeated in reversed(elements):
+            if is_repeated:
+                at -= 2
+                low, high = bounds[at], bounds[at + 1]
+                expr = ex.repeat(expr, low, None if high == NO_BOUND else high)
+            made = ex.before(expr, made)
+        return made
 
-    def _chain(self, expr: int) -> tuple[tuple[Element, ...], list[Bounds]]:
-        """The elements that follow each other, and the bounds of those that are repeated."""
+    def _chains(self, expr: int) -> list[tuple[tuple[Element, ...], list[Bounds]]]:
+        """The alternatives of an expression: elements that follow each other, and the bounds of those that are
+        repeated. Alternatives with a common beginning, which ``Expressions.union`` joins, are told apart again."""
         nodes = self.ex.nodes
+        if nodes[expr][0] == "or":
+            return [chain for part in nodes[expr][1:] for chain in self._chains(part)]
         elements: list[Element] = []
         bounds: list[Bounds] = []
         while expr != EMPTY:
@@ -268,7 +329,9 @@ class PartSets:
                 bounds.append((node[2], NO_BOUND if node[3] is None else node[3]))
             else:
                 elements.append((part, False))
-        return tuple(elements), bounds
+            if nodes[expr][0] == "or" and len(rests := self._chains(expr)) <= MOST_TOLD_APART:
+                return [((*elements, *rest), [*bounds, *behind]) for rest, behind in rests]
+        return [(tuple(elements), bounds)]
 
     def _shape(self, elements: tuple[Element, ...]) -> int:
         found = self._numbers.get(elements)
@@ -322,8 +385,7 @@ class PartSets:
             behind = repeat + (is_repeated and is_last)  # the repeats from this one on are those of ``after``
             for bits, rest in form:
                 bits &= ex.available
-                for option in self._alternatives(rest) if bits else ():
-                    inner, bounds = self._chain(option)
+                for inner, bounds in self._chains(rest) if bits else ():
                     if at == MAX_MOVES:
                         raise NoParts
                     row = self._moves[at]
@@ -530,7 +592,7 @@ def rule_of(tables, part):
     lacking = tables[15]
     key = rule_key(part, parts, bounds, shapes)
     at = rule_slot(keys, key)
-    if keys[at] == -1:
+    if keys[at] == -1 or values[at] == NO_RULE:
         if counts[NUM_LACKING] < len(lacking):
             keys[at], values[at] = key, ASKED
             lacking[counts[NUM_LACKING]] = key
@@ -616,6 +678,32 @@ def make_step(tables, number, byte):
             if alike[b]:
                 steps[number, b] = found
     return found
+
+
+@nb.njit(cache=True, nogil=True)
+def read_sets(tables, s, data, is_counted):
+    """Follow the bytes ``data`` from a set, up to one that is refused or whose step is not told. Returns how many were
+    followed, in whole characters if ``is_counted``, how many characters begin in them, and the set behind them."""
+    steps = tables[2]
+    size, count, after = np.int64(0), np.int64(0), np.int64(s)
+    begun = missing = np.int64(0)
+    s = np.int64(s)
+    for at in range(len(data)):
+        byte = np.int64(data[at])
+        step = np.int64(steps[s, byte])
+        if step == NOT_MADE:
+            step = make_step(tables, s, byte)
+        if step < 0:
+            break
+        s = step
+        if byte >= 0xC0:
+            missing = np.int64(1 + (byte >= 0xE0) + (byte >= 0xF0))
+        elif byte >= 0x80:
+            missing -= 1
+        begun += byte < 0x80 or byte >= 0xC0
+        if missing == 0 or not is_counted:
+            size, count, after = np.int64(at + 1), begun, s
+    return size, count, after
 
 
 @nb.njit(cache=True, nogil=True)
