@@ -210,14 +210,16 @@ class EngineCore:
         )
 
     def _speculation(self, trained: Drafter | None) -> Speculation:
-        slope = 0.005 if self.model.device.type != "cpu" else 0.1 if isa().name == "amx" else 0.15
+        on_cpu = self.model.device.type == "cpu"
+        in_tiles = on_cpu and isa().has_tiles
+        costs = StepCosts(slope=0.1 if in_tiles else 0.15 if on_cpu else 0.005)
         drafters: list[Drafter] = [
             LookupDrafter(lambda ids, name, limit: self.cache.continuation(ids, namespace=name, limit=limit)),
             GrammarDrafter(),
         ]
         if trained is not None:
             drafters.append(trained)
-        return Speculation(drafters, max_draft=self.config.max_draft, costs=StepCosts(slope=slope), clock=self.clock)
+        return Speculation(drafters, max_draft=self.config.max_draft, costs=costs, in_tiles=in_tiles, clock=self.clock)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

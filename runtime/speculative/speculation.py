@@ -1,12 +1,13 @@
 """Which draft tokens are run: as many as raise the expected tokens per second.
 
-Each draft token adds one token to the step. With B sequences that decode in a step of n tokens, a step time T(n), and
-draft tokens with chances g1 >= g2 >= ..., the step makes B + g1 + .. + gm tokens on average, and m is chosen so that
+Each draft token adds one token to the step. With B sequences that decode, a step time T, and draft tokens with chances
+g1 >= g2 >= ..., the step makes B + g1 + .. + gm tokens on average, and m is chosen so that
 
-    (B + g1 + .. + gm) / (T(n + m) - T(n) + T(B))
+    (B + g1 + .. + gm) / T(B + m)
 
-is largest: a prompt's chunk in the same step costs its time either way. A factor corrects this by what steps with
-drafts have gained so far compared with what was expected of them. The engine verifies the drafts.
+is largest. A prompt's chunk in the same step costs its time either way; T is learnt from steps without one, as a
+draft's tokens need logits and a prompt's do not. A factor corrects this by what steps with drafts have gained so far
+compared with what was expected of them. The engine verifies the drafts.
 """
 
 import time
@@ -23,8 +24,9 @@ from .costs import StepCosts
 from .drafter import Drafter, Price, Proposal, Want
 
 _LEAST_GAIN = 1.03  # in expected tokens per second, because chances and costs are estimates
-# Sizes that no step with drafts has: kernels work in fours and eights, and the costs of few sizes are learnt sooner.
-_UNUSUAL = np.array([n > 4 and n % (2 if n <= 8 else 4 if n <= 32 else 8) != 0 for n in range(1024)])
+# Sizes of steps with drafts are multiples of these, up to each bound: kernels work in fours and eights, tiles in
+# sixteens, and the costs of few sizes are learnt sooner.
+_MULTIPLES, _MULTIPLES_IN_TILES = (((4, 1), (8, 2), (32, 4), (1024, 8)), ((4, 1), (8, 2), (16, 4), (1024, 16)))
 
 
 @dataclass(slots=True)
@@ -55,9 +57,12 @@ class Speculation:
         *,
         max_draft: int,
         costs: StepCosts,
+        in_tiles: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """``in_tiles``: the model's products take 16 rows as long as one row."""
         self._clock = clock
+        self._is_unusual = _unusual_sizes(_MULTIPLES_IN_TILES if in_tiles else _MULTIPLES)
         self.drafters = tuple(drafters)
         self.max_draft = max_draft
         self.costs = costs
@@ -75,7 +80,7 @@ class Speculation:
         self._steps.append(step)
         if not wants:
             return {}
-        price = self._price(num_tokens, len(wants))
+        price = self._price(len(wants))
         drafts: dict[int, Draft] = {}
         gains: list[np.ndarray] = []
         asked: list[int] = []
@@ -109,30 +114,31 @@ class Speculation:
     def observe_step(self, num_tokens: int, seconds: float, *, is_usual: bool = True) -> None:
         """The oldest step, of ``num_tokens`` with drafts, is complete; ``seconds`` includes the time of drafting.
 
-        A step that is not ``is_usual`` (it recorded a tape, say) does not count for the costs of steps, only for what
-        the drafts saved.
+        The costs of steps are not learnt from one that is not ``is_usual`` (it recorded a tape, say) or has a prompt's
+        chunk.
         """
         step = self._steps.popleft() if self._steps else None
         if step is None or not step.num_decoding:
-            if is_usual:
-                self.costs.observe(num_tokens, seconds)
             return
         estimate = self.costs.estimate
         last = len(estimate) - 1
-        each_s = float(estimate[min(step.num_decoding, last)]) / step.num_decoding
+        alone_s = float(estimate[min(step.num_decoding, last)])
+        each_s = alone_s / step.num_decoding
         seconds -= sum(step.drafting_s.values())
-        if step.num_tokens == step.num_decoding:  # else a prompt's chunk took most of the time
+        has_chunk = step.num_tokens > step.num_decoding
+        num_with = num_tokens - step.num_tokens + step.num_decoding
+        extra_s = (float(estimate[min(num_with, last)]) if has_chunk else seconds) - alone_s
+        if not has_chunk:
             made = step.num_decoding + step.accepted.total()
             has_drafts = num_tokens > step.num_tokens
             self._outcomes.observe(
                 step.num_decoding, has_drafts=has_drafts, ratio=made * each_s / seconds / step.expected
             )
-        extra_s = seconds - float(estimate[min(step.num_tokens, last)])
         for source, drafting_s in step.drafting_s.items():
             self.saved_s[source] -= drafting_s
         for source, count in step.drafted.items():
             self.saved_s[source] += step.accepted[source] * each_s - extra_s * count / step.drafted.total()
-        if is_usual:
+        if is_usual and not has_chunk:
             self.costs.observe(num_tokens, seconds)
 
     def drop_steps(self) -> None:
@@ -161,12 +167,11 @@ class Speculation:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _price(self, num_tokens: int, num_decoding: int) -> Price:
-        """What an accepted token saves and a draft token costs in such a step."""
+    def _price(self, num_decoding: int) -> Price:
+        """What an accepted token saves and a draft token costs beside so many sequences."""
         estimate = self.costs.estimate
-        last = len(estimate) - 1
-        decoding, here = min(num_decoding, last), min(num_tokens, last - 4)
-        token_s = self._outcomes.factor(num_decoding) * float(estimate[decoding] / decoding)
+        here = min(num_decoding, len(estimate) - 5)
+        token_s = self._outcomes.factor(num_decoding) * float(estimate[here] / here)
         return Price(token_s, float(estimate[here + 4] - estimate[here]) / 4)
 
     def _best(self, want: Want, price: Price, step: RunningStep) -> Proposal | None:
@@ -191,18 +196,17 @@ class Speculation:
         """How many tokens of each draft to run. ``parts``: the chances of each draft's tokens."""
         if not parts:
             return []
-        num_tokens, num_decoding = step.num_tokens, step.num_decoding
+        num_decoding = step.num_decoding
         estimate = self.costs.estimate
-        most = min(MAX_DRAFT_TOKENS, len(estimate) - 1 - num_tokens)
+        most = min(MAX_DRAFT_TOKENS, len(estimate) - 1 - step.num_tokens)
         if most <= 0:
             return [0] * len(parts)
         gains = np.concatenate(parts)
         order = np.argsort(-gains, kind="stable")[:most]
         made = num_decoding + np.concatenate(([0.0], np.cumsum(gains[order])))
-        seconds = estimate[num_tokens : num_tokens + len(made)] - estimate[num_tokens] + estimate[num_decoding]
-        rate = made / seconds
-        rate[_UNUSUAL[num_tokens : num_tokens + len(made)]] = 0.0
-        rate[0] = made[0] / seconds[0]
+        rate = made / estimate[num_decoding : num_decoding + len(made)]
+        is_unusual = self._is_unusual[step.num_tokens : step.num_tokens + len(made)]
+        rate[1:][is_unusual[1:]] = 0.0
         best = int(np.argmax(rate))
         expected = rate.item(best) / rate.item(0)
         if expected * self._outcomes.factor(num_decoding) < _LEAST_GAIN:
@@ -211,6 +215,12 @@ class Speculation:
         # Chances fall along a draft, so the tokens chosen of each draft are a prefix of it.
         owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         return np.bincount(owners[order[:best]], minlength=len(parts)).tolist()
+
+
+def _unusual_sizes(multiples: Sequence[tuple[int, int]]) -> np.ndarray:
+    """bool [1024]: whether a step of so many tokens is not a multiple of what it must be up to the next bound."""
+    each = [next(multiple for bound, multiple in multiples if n <= bound) for n in range(1024)]
+    return np.arange(1024) % np.array(each) != 0
 
 
 def num_possible(draft: Draft, want: Want) -> int:

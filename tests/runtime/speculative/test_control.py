@@ -4,6 +4,7 @@ import numpy as np
 from phloem.runtime.scheduler import Draft
 from phloem.runtime.speculative import Price, Proposal, Speculation, StepCosts, Want
 from phloem.runtime.speculative.control import Patience
+from phloem.runtime.speculative.speculation import RunningStep
 
 
 class Hopeful:
@@ -38,11 +39,15 @@ class Costs(StepCosts):
     def observe(self, num_tokens: int, seconds: float) -> None: ...
 
 
+def want(seq_id: int) -> Want:
+    return Want(seq_id, np.arange(9, dtype=np.int32), False, 0, "", 8, frozenset())
+
+
 def steps(speculation: Speculation, *, count: int, num_seqs: int, accepted: int, slowness: float = 1.0) -> list[int]:
     """The draft tokens run in each step, if ``accepted`` tokens of each draft are accepted."""
     run = []
     for _ in range(count):
-        wants = [Want(i, np.arange(9, dtype=np.int32), False, 0, "", 8, frozenset()) for i in range(num_seqs)]
+        wants = [want(i) for i in range(num_seqs)]
         drafts = speculation.propose(wants, num_tokens=num_seqs)
         made = np.ones(1 + accepted, np.int32)
         for seq_id in range(num_seqs):
@@ -95,9 +100,20 @@ def test_every_sequence_is_asked_at_least_every_eighth_step():
     assert longest == 7 and not any(rests[:9])
 
 
-def test_an_unusual_step_does_not_change_the_costs():
+def test_unusual_steps_and_prompts_do_not_change_the_costs():
     speculation = Speculation([], max_draft=8, costs=StepCosts(slope=0.06))
-    for is_usual, seconds in [(True, 0.01)] * 20 + [(False, 0.5)] * 20:
-        speculation.propose([], num_tokens=1)
-        speculation.observe_step(1, seconds, is_usual=is_usual)
+    usual, recorded, with_prompt = (1, 0.01, True), (1, 0.5, False), (200, 0.02, True)
+    for num_tokens, seconds, is_usual in [usual] * 20 + [recorded] * 20 + [with_prompt] * 20:
+        speculation.propose([want(0)], num_tokens=num_tokens)
+        speculation.observe_step(num_tokens, seconds, is_usual=is_usual)
     assert speculation.costs.estimate[1] < 0.011
+    assert speculation.costs.estimate[200] > 0.1, "a prompt's tokens are cheaper than a draft's, which need logits"
+
+
+def test_in_tiles_steps_with_drafts_have_multiples_of_16_tokens():
+    costs = StepCosts(slope=0.0)
+    for in_tiles in (False, True):
+        speculation = Speculation([], max_draft=31, costs=costs, in_tiles=in_tiles)
+        parts = [np.full(2, 0.9)] * 9
+        num_run = sum(speculation.lengths(parts, RunningStep(9, 9)))
+        assert 9 + num_run == (16 if in_tiles else 24)
