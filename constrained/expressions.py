@@ -847,11 +847,11 @@ class Expressions:
         if bounded is not None:
             inner, low, high = bounded
             if self.is_plain[inner]:
-                shortest = self.shortest(inner)
+                shortest, spread = self.shortest(inner), self.spread(inner)
                 assert shortest is not None  # it is plain
-                if shortest > (NO_TEXT - 1 if high is None else high):
+                if shortest > (NO_TEXT - 1 if high is None else high) or self.longest(inner) < low:
                     return False
-                if shortest >= low or self._has_all_lengths(inner, low, high):
+                if shortest >= low or (spread is not None and (high is None or spread.gap <= high - low + 1)):
                     return True
         return True if self._has_likely_text(expr) else None
 

@@ -165,11 +165,18 @@ class Agreement(NamedTuple):
             return _unless_empty(COLON, values, b"", (*self.stack[:-1], top._replace(name=whole)))
         text += bytes([byte])
         begin = unescaped(text)
+        size, begun = len(begin), b""
+        if BACKSLASH in text and (unfinished := _UNFINISHED.search(text)):
+            begun = unfinished[1].lower()
+
+        def may_become(known: bytes) -> bool:
+            return known.startswith(begin) and (not begun or _long_escape(known[size:]).startswith(begun))
+
         if is_name:
             done = self.stack[-1].done
-            live = tuple(p for p in self.live if any(n.startswith(begin) and n not in done for n in p[1]))
+            live = tuple(p for p in self.live if any(may_become(n) and n not in done for n in p[1]))
         else:
-            live = tuple(p for p in self.live if p[1].startswith(begin))
+            live = tuple(p for p in self.live if may_become(p[1]))
         return _unless_empty(self.mode, live, text, self.stack)
 
     def _after_value(self, byte: int) -> "Agreement | None":
@@ -202,14 +209,16 @@ class Agreement(NamedTuple):
         """The bytes after which some known value may still agree, white space aside, and maybe some more."""
         match self.mode:
             case 2 | 8:  # STRING, IN_NAME
-                if _UNFINISHED.search(self.text):
-                    return PRINTABLE
-                size = len(unescaped(self.text))
+                begin = unescaped(self.text)
+                size = len(begin)
                 if self.mode == STRING:
                     texts: list[bytes] = [known for _, known in self.live]
                 else:
-                    begin, done = unescaped(self.text), self.stack[-1].done
+                    done = self.stack[-1].done
                     texts = [n for _, known in self.live for n in known if n.startswith(begin) and n not in done]
+                unfinished = _UNFINISHED.search(self.text)
+                if unfinished:
+                    return frozenset().union(*[_bytes_of_escape(unfinished[1], text[size:]) for text in texts])
                 return frozenset({text[size] if len(text) > size else QUOTE for text in texts} | {BACKSLASH})
             case 3:  # NUMBER
                 return _AFTER_NUMBER.union(*[known.bytes_after(self.text) for _, known in self.live])
@@ -267,6 +276,28 @@ def _code(found: re.Match[bytes]) -> bytes:
     if code is not None:
         return chr(int(code, 16)).encode(errors="surrogatepass")
     return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00).encode()
+
+
+def _long_escape(rest: bytes) -> bytes:
+    r"""The first character of a text as ``\uXXXX``, or as two of them, in lower case; b"" of an empty text."""
+    if not rest:
+        return b""
+    size = 1 if rest[0] < 0x80 else 2 if rest[0] < 0xE0 else 3 if rest[0] < 0xF0 else 4
+    units = rest[:size].decode(errors="surrogatepass").encode("utf-16-be", errors="surrogatepass")
+    return b"".join([b"\\u%02x%02x" % (units[i], units[i + 1]) for i in range(0, len(units), 2)])
+
+
+def _bytes_of_escape(begun: bytes, rest: bytes) -> frozenset[int]:
+    """The bytes that may follow an escape that has begun, if it is to spell the first character of ``rest``."""
+    spelled = _long_escape(rest)
+    if not spelled.startswith(begun.lower()):
+        return frozenset()
+    following = spelled[len(begun) : len(begun) + 1]
+    if not following:  # half of a pair that stands for itself
+        return PRINTABLE
+    if begun == b"\\":
+        return frozenset(b for b in b'"\\/bfnrt' if _CODES.get(bytes([b]), bytes([b])) == rest[:1]) | {*following}
+    return frozenset(following if following == b"u" else following + following.upper())
 
 
 def _unless_empty(mode: int, live: Live, text: bytes, stack: tuple[Open, ...]) -> Agreement | None:

@@ -276,3 +276,20 @@ def test_long_texts_that_are_no_text_are_none() -> None:
     ex = Expressions()
     assert not ex.is_nonempty(ex.intersect(ex.repeat(ex.any_char, 2, None), ex.complement(ex.text)))
     assert ex.is_nonempty(ex.intersect(ex.repeat(ex.any_char, 2, None), ex.complement(ex.literal(b"ab"))))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a{9}){0,4}", "(ab|c{7}){2,5}", "a{2,4}(b{10}c{0,8}){0,3}x", "(a{6}|a{20})(b{7}){0,2}", "(a{3}){2,}"]
+)
+def test_a_language_has_a_text_of_a_bounded_length_where_one_of_its_texts_fits(pattern: str) -> None:
+    ex = Expressions()
+    expr = compile_regex(pattern, ex, anchored=True)
+    level, lengths = {expr}, set()
+    for length in range(80):
+        if any(ex.nullable[rest] for rest in level):
+            lengths.add(length)
+        level = {to for rest in level for _, _, to in ex.moves(rest)}
+    for low in range(40):
+        for high in (*range(low, low + 14), None):
+            found = ex.is_nonempty(ex.intersect(expr, ex.repeat(ex.any_char, low, high)))
+            assert found == any(low <= n and (high is None or n <= high) for n in lengths), (low, high)

@@ -68,6 +68,38 @@ def test_every_byte_that_leads_on_is_named() -> None:
                 break
 
 
+@pytest.mark.parametrize("value", ["é\n", 'q"\\/', "\U0001f600a", "\ud83d", "\ud83dx"], ids=repr)
+def test_a_byte_that_is_not_named_leads_on_to_no_value(value: Any) -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        found = agreement_with(iter([known_value(value), known_value("e\U0001f601")]))
+        begun = b""  # of an escape
+        for _ in range(40):
+            if found is None or found.mode == DONE:
+                break
+            valid = range(0x20, 0x7F)
+            if begun:
+                valid = b'"\\/bfnrtu' if begun == b"\\" else b"\\" if len(begun) == 6 else b"0123456789abcdefABCDEF"
+                valid = b"u" if len(begun) == 7 else valid
+            after = {byte: to for byte in valid if (to := found.step(byte)) is not None}
+            if found.is_in_string:
+                assert all(byte in found.agreeing_bytes() for byte in after)
+            if not after:
+                break
+            byte = rng.choice([b for b in after if b in b"u\\"] or [*after])
+            if found.is_in_string:
+                begun = begun + bytes([byte]) if begun or byte == 0x5C else b""
+                is_high = begun[2:3] in b"dD" and begun[3:4] in b"89abAB" and len(begun) > 3
+                if len(begun) == (12 if is_high else 6) or (len(begun) == 2 and byte != 0x75):
+                    begun = b""
+            found = after[byte]
+
+
+@pytest.mark.parametrize(("text", "agrees"), [("\\u00e", True), ("\\u00f", False), ("\\n", False), ("\\u00E9", True)])
+def test_an_escape_that_spells_another_character_agrees_no_more(text: str, agrees: bool) -> None:
+    assert (read(f'"{text}', ["é"]) is not None) == agrees
+
+
 def test_keys_are_equal_for_equal_values_alone() -> None:
     keys = [key_of(known_value(value)) for value in VALUES]
     assert len(set(keys)) == len(VALUES)
