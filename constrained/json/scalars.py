@@ -4,11 +4,9 @@
 for each of them that the value is in.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -32,9 +30,7 @@ PLAIN_BYTES = bytes(b for b in range(0x20, 0x100) if b not in b'"\\')  # of char
 MOST_COUNTED_WHOLE = 8  # with larger counts, masks are made from those of smaller ones
 LOWER_HEX = {ord(c): c for c in "0123456789abcdef"}
 NUM_CHARS = sum(last - first + 1 for first, last in ANY)
-_CharMoves = tuple[tuple[int, int, int], ...]  # (first, last, to): characters lead to an expression
-_last = itemgetter(1)
-_LeftByChar = tuple[tuple[int, int, int], ...]  # (first, last, left): characters, in order, and ``_left_after`` of each
+_CharMoves = Iterator[tuple[int, int, int]]  # (first, last, to): characters lead to an expression
 
 
 class Spelling(NamedTuple):
@@ -60,10 +56,7 @@ class Scalars:
         self.ex = machine.expressions
         self._reach = machine.reach
         self._short_reach = TokenReach(self.ex, machine.vocabulary, most_bytes=SHORT_TOKEN)
-        self._left_by_char: dict[int, _LeftByChar] = {}
-        self._left_by_rest: dict[tuple[int, int], _LeftByChar] = {}  # of what is left of a character
-        self._by_char: dict[int, _CharMoves] = {}
-        self._by_rest: dict[tuple[int, int], _CharMoves] = {}  # of expressions within a character
+        self._by_rest: dict[tuple[int, int], int] = {}  # see ``_after_any``
         self._by_control: Recent[tuple[int, ...], list[tuple[int, ...]]] = Recent(64)
         self._counted: dict[int, tuple[int, int, int | None] | None] = {}  # ``Expressions.counted``
         self._wholes: dict[tuple[tuple[int, ...], Spelling], int] = {}
@@ -475,59 +468,56 @@ class Scalars:
         if sum([last - first + 1 for first, last in codes]) == NUM_CHARS:
             # behind the first byte of several, the rest has the character
             return min(((ex.shortest(to) or 0) + (lo < 0x80) for lo, _, to in ex.moves(must)), default=NO_TEXT)
-        if codes[-1][1] < 0x80:
-            table: _CharMoves = tuple([(lo, hi - 1, to) for lo, hi, to in ex.moves(must) if lo < 0x80])
-        else:
-            table = self._chars_of(must)
-        found = NO_TEXT
+        found, least = NO_TEXT, max(ex.shortest(must) or 0, 1)
         for first, last in codes:
-            for at in range(bisect_left(table, first, key=_last), len(table)):
-                begin, _, to = table[at]
-                if begin > last:
-                    break
+            for _, _, to in self._after_chars(must, first, last):
                 found = min(found, (ex.shortest(to) or 0) + 1)
+                if found == least:
+                    return found
         return found
 
     def _same_after(self, expr: int, first: int, last: int) -> int:
         """The expression after each of the characters from ``first`` to ``last``; -1 if they differ."""
-        table = self._chars_of(expr)
-        at = bisect_left(table, first, key=_last)
-        if at == len(table) or table[at][0] > last:
-            return NOTHING
-        begin, end, to = table[at]
-        return to if begin <= first and last <= end else -1
+        found, at = -1, first
+        for begin, end, to in self._after_chars(expr, first, last):
+            if begin > at or found not in (-1, to):
+                return -1
+            found, at = to, end + 1
+        return NOTHING if found == -1 else found if at > last else -1
 
-    def _chars_of(self, expr: int) -> _CharMoves:
-        """The characters that may come first, in order, with the expression after each."""
-        found = self._by_char.get(expr)
-        if found is None:
-            moves: list[tuple[int, int, int]] = []
-            for lo, hi, to in self.ex.moves(expr):
-                missing = 0 if lo < 0x80 else 1 if lo < 0xE0 else 2 if lo < 0xF0 else 3
-                first = lo if missing == 0 else (lo & (0x3F >> missing)) << 6 * missing
-                self._add_chars(moves, first, hi - lo, to, missing)
-            found = self._by_char[expr] = tuple(moves)
-        return found
+    def _after_chars(self, expr: int, first: int, last: int) -> _CharMoves:
+        """The characters from ``first`` to ``last`` that may come first, in order, with the expression after each."""
+        for lo, hi, to in self.ex.moves(expr):
+            missing = 0 if lo < 0x80 else 1 if lo < 0xE0 else 2 if lo < 0xF0 else 3
+            base = lo if missing == 0 else (lo & (0x3F >> missing)) << 6 * missing
+            yield from self._after_rest(to, missing, base, hi - lo, first, last)
 
-    def _add_chars(self, moves: list[tuple[int, int, int]], base: int, count: int, expr: int, missing: int) -> None:
-        """Add the characters of ``count`` bytes that lead to ``expr``, the first character being ``base``; each lacks
-        ``missing`` bytes."""
+    def _after_rest(self, expr: int, missing: int, base: int, count: int, first: int, last: int) -> _CharMoves:
+        """As ``_after_chars``, behind each of ``count`` bytes in a row, where ``missing`` bytes of a character follow;
+        ``base`` is the first character behind the first one."""
         width = 1 << 6 * missing
-        rest = self._by_rest.get((expr, missing))
-        if rest is None:
-            made: list[tuple[int, int, int]] = []
-            if missing == 0:
-                made.append((0, 0, expr))
-            else:
-                for lo, hi, to in self.ex.moves(expr):
-                    self._add_chars(made, (lo & 0x3F) << 6 * (missing - 1), hi - lo, to, missing - 1)
-            rest = self._by_rest[expr, missing] = tuple(made)
-        if len(rest) == 1 and rest[0][:2] == (0, width - 1):
-            _extend(moves, base, base + count * width - 1, rest[0][2])
+        end = base + count * width - 1
+        if base > last or end < first:
             return
-        for at in range(base, base + count * width, width):
-            for first, last, to in rest:
-                _extend(moves, at + first, at + last, to)
+        to = self._after_any(expr, missing)
+        if to != -1:
+            yield max(base, first), min(end, last), to
+            return
+        unit = width >> 6
+        for at in range(base + max(first - base, 0) // width * width, min(end, last) + 1, width):
+            for lo, hi, rest in self.ex.moves(expr):
+                yield from self._after_rest(rest, missing - 1, at + (lo & 0x3F) * unit, hi - lo, first, last)
+
+    def _after_any(self, expr: int, missing: int) -> int:
+        """The expression after any ``missing`` bytes of a character; -1 if that depends on them."""
+        if not missing:
+            return expr
+        found = self._by_rest.get((expr, missing))
+        if found is None:
+            moves = self.ex.moves(expr)
+            is_any = len(moves) == 1 and moves[0][:2] == (0x80, 0xC0)
+            found = self._by_rest[expr, missing] = self._after_any(moves[0][2], missing - 1) if is_any else -1
+        return found
 
     def _controls(self, exprs: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The derivatives by each control character."""
@@ -624,14 +614,6 @@ def _near(reach: TokenReach, exprs: tuple[int, ...], spelling: Spelling) -> tupl
         first, owed = reach.near_and_owed(exprs[0])
         return (first,), owed
     return tuple([reach.without_far_bounds(e) for e in exprs]), 0
-
-
-def _extend(moves: list[tuple[int, int, int]], first: int, last: int, to: int) -> None:
-    """Add characters, to the last range if they go on with it."""
-    if moves and moves[-1][1] == first - 1 and moves[-1][2] == to:
-        moves[-1] = (moves[-1][0], last, to)
-    else:
-        moves.append((first, last, to))
 
 
 def _after(spelling: Spelling, byte: int) -> Spelling:

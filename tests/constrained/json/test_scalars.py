@@ -6,6 +6,9 @@ import re
 import pytest
 from phloem.constrained import Vocabulary, compile
 from phloem.constrained.compiler import Compiler
+from phloem.constrained.expressions import NO_TEXT, NOTHING
+from phloem.constrained.json.scalars import Scalars
+from phloem.constrained.regex_syntax import compile_regex
 from phloem.constrained.spec import GrammarSpec
 
 from ..conftest import encode, is_set, takes
@@ -238,3 +241,29 @@ def test_texts_outside_a_pattern_beside_a_length_are_judged_as_by_the_reference(
         for letters in itertools.product("abx", repeat=length):
             text = "".join(letters)
             assert takes(grammar, json.dumps(text)) == validator.is_valid(text), text
+
+
+@pytest.mark.parametrize("pattern", [r"[^\p{L}]x*", "[é-ʯ]a|[一-龥😀-😏]{2}", "(a|é|ꯍ.){2}", "[^a]*", "[a-z]", "."])
+def test_what_follows_some_characters_is_what_follows_each(vocabulary: Vocabulary, pattern: str) -> None:
+    grammar = Compiler(vocabulary).compile(GrammarSpec("json_schema", '{"type": "string"}'))
+    ex = grammar.machine.expressions
+    scalars, rng = Scalars(grammar.machine), random.Random(pattern)
+    expr = compile_regex(pattern, ex, anchored=True)
+
+    def after(code: int) -> int:
+        to = expr
+        for byte in chr(code).encode():
+            to = ex.derive(to, byte)
+        return to
+
+    for _ in range(60):
+        first = rng.choice([rng.randrange(0x400), rng.randrange(0xD000), rng.randrange(0xE000, 0x10F000)])
+        last = first + rng.choice([0, 15, 255, 700])
+        each = {code: to for code in range(first, last + 1) if (to := after(code)) != NOTHING}
+        pieces = [*scalars._after_chars(expr, first, last)]
+        assert {code: to for a, b, to in pieces for code in range(a, b + 1)} == each
+        assert [a for a, _, _ in pieces] == sorted(a for a, _, _ in pieces)
+        found = {each.get(code, NOTHING) for code in range(first, last + 1)}
+        assert scalars._same_after(expr, first, last) == (found.pop() if len(found) == 1 else -1)
+        least = min(((ex.shortest(to) or 0) + 1 for to in each.values()), default=NO_TEXT)
+        assert scalars._left_after(expr, ((first, last),)) == least
