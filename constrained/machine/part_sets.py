@@ -209,7 +209,11 @@ class PartSets:
             for key in self._lacking[:count].tolist():
                 set_rule(self._rule_keys, self._rule_at, key, NO_RULE)
             counts[NUM_LACKING] = count = 0
-        self.finish_round()
+        try:
+            self.finish_round()
+        except BaseException:
+            self.forget()  # some rules that were asked for were not made
+            raise
         return count
 
     def _walk(self, trie: Trie, text: StringText, mask: np.ndarray, needs: np.ndarray) -> Found:

@@ -137,3 +137,39 @@ def test_the_masks_of_a_counting_pattern_are_walked_by_parts(
     walks.clear()
     matcher.mask()
     assert walks
+
+
+def test_rules_that_reading_asked_for_in_vain_are_made_by_a_walk(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ex = Expressions(vocabulary.has_byte)
+    expr = compile_regex("(ab{2,9}|a[bc]{1,5}-){2,9}", ex, anchored=True)
+    expected = walked(PartSets(ex), vocabulary, expr)
+
+    def fail(sets: PartSets, key: int) -> None:
+        raise NoParts
+
+    for most_rules in (0, 1, 8):
+        part_sets = PartSets(ex)
+        part_sets.set_of(expr)
+        assert part_sets.read(expr, b"ab", False, 0)[0] == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(PartSets, "_make_rule", fail)
+            if most_rules:
+                with pytest.raises(NoParts):
+                    part_sets.read(expr, b"ab", False, most_rules)
+        assert np.array_equal(walked(part_sets, vocabulary, expr), expected)
+        size, count, rest = part_sets.read(expr, b"abbx", False, most_rules)
+        assert (size, count) == (3, 3)
+        assert ex.is_subset(rest, ex.derive(ex.derive(ex.derive(expr, 97), 98), 98))
+
+
+def test_alternatives_with_a_common_beginning_have_the_shapes_of_those_without(vocabulary: Vocabulary) -> None:
+    ex = Expressions(vocabulary.has_byte)
+    one, other = (compile_regex(pattern, ex, anchored=True) for pattern in ("[a-z]+(-b{2,9})+", "[a-z]+[0-9]{3,9}"))
+    both = ex.union(one, other)
+    assert ex.nodes[both][0] == "cat"
+    part_sets = PartSets(ex)
+    alone = {*part_sets._chains(one)[0][0]} | {*part_sets._chains(other)[0][0]}
+    assert {element for elements, _ in part_sets._chains(both) for element in elements} == alone
+    assert part_sets.rest(part_sets.set_of(both)) == both
