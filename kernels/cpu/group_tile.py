@@ -94,7 +94,8 @@ def group_tile(one: Isa, num_rows: int, bits: int, x_bits: int) -> Callable[...,
 
         def step(_: Any, state: list[Any]) -> list[Any]:
             w, record, *sums = state
-            if num_rows == rows:  # the products of fewer rows take no longer than reading the weights
+            # On other CPUs, products of fewer rows take no longer than reading the weights.
+            if one.has_tiles or num_rows == rows:
                 fetch(builder, builder.add(w, number(_AHEAD)), record_len(bits))
             totals = count(builder, w, record, num_rows)
             scale, scales = halves_at(w, weight_bytes), each_row(record, 0)

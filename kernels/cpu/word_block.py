@@ -49,7 +49,7 @@ BLOCKS = 2  # of 16 outputs, and as many of 16 columns, that are multiplied at a
 _WEIGHTS_OF_TWO, _COLUMNS_OF_TWO = (4, 5), (6, 7)  # registers
 FACTOR_BYTES = 2 * TILE_LEN  # of a group's scales and zeros as float32
 BUFFER_BYTES = _SLOTS * (TILE_BYTES + FACTOR_BYTES)
-_AHEAD = 4096  # bytes of records that are fetched ahead
+_AHEAD = 10_240  # bytes of records that are fetched ahead
 _WORDS = ir.VectorType(I16, 2 * LANES)
 _TIE = 0x8000  # half of bfloat16's last place, in float32's bits
 
@@ -86,7 +86,7 @@ def multiply_block(*, bits: int, num_tiles: int) -> Callable[..., None]:
                 builder, builder.add(records, builder.mul(following, number(size))), bits, factors_of(following)
             )
             record = builder.add(records, builder.mul(i, number(size)))
-            fetch(builder, builder.add(record, number(_AHEAD)), size, level=1)
+            fetch(builder, builder.add(record, number(_AHEAD)), size)
             _unpack(builder, record, bits, lines_of(i), factors_of(i))
 
         def multiply(i: Any) -> None:
