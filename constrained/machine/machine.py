@@ -871,7 +871,7 @@ class Machine:
         if not levels or not part:
             return levels
         grows = [*levels[:-1], levels[-1]] if is_inside else levels[:-1]
-        grown = [level._replace(text=self.items.extended(level.text, part)) for level in grows]
+        grown = [Level(base, frame, seen, self.items.extended(text, part)) for base, frame, seen, text in grows]
         return (*grown, *levels[len(grown) :])
 
     def _ends_before(self, state: int, byte: int) -> bool:

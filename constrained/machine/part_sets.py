@@ -293,7 +293,7 @@ class PartSets:
 
     def _make_rest(self, number: int) -> int:
         options = []
-        bits = int.from_bytes(self._sets[number].tobytes(), "little")
+        bits = int.from_bytes(self._sets[number, : 1 + (self.num_parts >> 6)].tobytes(), "little")
         while bits:
             part = (bits & -bits).bit_length() - 1
             bits &= bits - 1
