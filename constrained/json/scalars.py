@@ -457,10 +457,10 @@ class Scalars:
         self, fill: Fill, exprs: tuple[int, ...], spelling: Spelling, codes: Ranges, *, detour: bool
     ) -> int:
         """A new state in the escape of one of the characters ``codes``."""
-        left = self._left_after(exprs[0], codes) if spelling.counted else 0
+        left = self.left_after(exprs[0], codes) if spelling.counted else 0
         return self.machine.add_state(fill, counted=2 if spelling.counted else 0, left=left, detour=detour)
 
-    def _left_after(self, must: int, codes: Ranges) -> int:
+    def left_after(self, must: int, codes: Ranges) -> int:
         """The number of characters of the shortest text that begins with one of ``codes``."""
         ex = self.ex
         if must == ex.text:
@@ -470,22 +470,22 @@ class Scalars:
             return min(((ex.shortest(to) or 0) + (lo < 0x80) for lo, _, to in ex.moves(must)), default=NO_TEXT)
         found, least = NO_TEXT, max(ex.shortest(must) or 0, 1)
         for first, last in codes:
-            for _, _, to in self._after_chars(must, first, last):
+            for _, _, to in self.after_chars(must, first, last):
                 found = min(found, (ex.shortest(to) or 0) + 1)
                 if found == least:
                     return found
         return found
 
-    def _same_after(self, expr: int, first: int, last: int) -> int:
+    def same_after(self, expr: int, first: int, last: int) -> int:
         """The expression after each of the characters from ``first`` to ``last``; -1 if they differ."""
         found, at = -1, first
-        for begin, end, to in self._after_chars(expr, first, last):
+        for begin, end, to in self.after_chars(expr, first, last):
             if begin > at or found not in (-1, to):
                 return -1
             found, at = to, end + 1
         return NOTHING if found == -1 else found if at > last else -1
 
-    def _after_chars(self, expr: int, first: int, last: int) -> _CharMoves:
+    def after_chars(self, expr: int, first: int, last: int) -> _CharMoves:
         """The characters from ``first`` to ``last`` that may come first, in order, with the expression after each."""
         for lo, hi, to in self.ex.moves(expr):
             missing = 0 if lo < 0x80 else 1 if lo < 0xE0 else 2 if lo < 0xF0 else 3
@@ -493,7 +493,7 @@ class Scalars:
             yield from self._after_rest(to, missing, base, hi - lo, first, last)
 
     def _after_rest(self, expr: int, missing: int, base: int, count: int, first: int, last: int) -> _CharMoves:
-        """As ``_after_chars``, behind each of ``count`` bytes in a row, where ``missing`` bytes of a character follow;
+        """As ``after_chars``, behind each of ``count`` bytes in a row, where ``missing`` bytes of a character follow;
         ``base`` is the first character behind the first one."""
         width = 1 << 6 * missing
         end = base + count * width - 1
@@ -549,7 +549,7 @@ class Scalars:
             return self._string(to, spelling)
 
         if free and len(codes) == 1 and digits[:1] != "d":
-            after = tuple([self._same_after(e, *codes[0]) for e in exprs])
+            after = tuple([self.same_after(e, *codes[0]) for e in exprs])
             if -1 not in after:
                 return self._any_code_point((self.ex.alive(after[0]), *after[1:]), spelling, 4 - len(digits))
 

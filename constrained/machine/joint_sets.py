@@ -116,6 +116,11 @@ class JointSets:
         self._out = np.empty((0, 3), np.int64)
         try_asked(part_sets.tables, self._tables)  # loads compiled code
 
+    @property
+    def num_told(self) -> int:
+        """How many rows on the way of a text are known to be completed."""
+        return int(self._counts[NUM_TOLD]) - 1
+
     def walk(self, trie: Trie, text: StringText, mask: np.ndarray) -> Found:
         """As ``PartSets.walk``, of a string that is not counted. A ``/`` behind a backslash is not walked either where
         it may be allowed."""

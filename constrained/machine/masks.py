@@ -23,7 +23,7 @@ from .machine import MASK_WORK, Machine
 from .part_sets import BACKSLASH, NoParts, PartSets, StringText
 from .recent import Recent, RecentByNumber
 from .repeats import Repeats
-from .text_reader import TextReader
+from .string_reader import StringReader
 from .trie_walker import TrieWalker
 from .walk import DEAD_STATE, MAX_NEED, UNBOUNDED
 
@@ -93,7 +93,7 @@ class Masks:
             sets.walk(few, StringText(expr, False, False, lambda expr: DEAD_STATE), nothing)  # loads compiled code
         self._part_sets.read(ex.any_char, b"a", False, 1)
         self._joint_sets.read(ex.any_char, b"a", 1)
-        machine.read_text = TextReader(ex, self._part_sets, self._joint_sets).read
+        machine.read_text = StringReader(ex, self._part_sets, self._joint_sets).read
 
     @property
     def is_full(self) -> bool:

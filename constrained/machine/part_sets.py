@@ -260,7 +260,7 @@ class PartSets:
         found = self._set_of.get(expr)
         if found is not None:
             return found
-        if not all(elements in self._numbers for elements, _ in self._chains(expr)):
+        if not all(elements in self._numbers for elements, _ in self.chains(expr)):
             raise NoParts
         return self.set_of(expr)
 
@@ -272,7 +272,7 @@ class PartSets:
         return found
 
     def _make_set(self, expr: int) -> int:
-        options = self._chains(expr)
+        options = self.chains(expr)
         if len(options) > len(self._following):
             raise NoParts
         for i, (elements, bounds) in enumerate(options):
@@ -317,12 +317,12 @@ class PartSets:
             made = ex.before(expr, made)
         return made
 
-    def _chains(self, expr: int) -> list[tuple[tuple[Element, ...], list[Bounds]]]:
+    def chains(self, expr: int) -> list[tuple[tuple[Element, ...], list[Bounds]]]:
         """The alternatives of an expression: elements that follow each other, and the bounds of those that are
         repeated. Alternatives with a common beginning, which ``Expressions.union`` joins, are told apart again."""
         nodes = self.ex.nodes
         if nodes[expr][0] == "or":
-            return [chain for part in nodes[expr][1:] for chain in self._chains(part)]
+            return [chain for part in nodes[expr][1:] for chain in self.chains(part)]
         elements: list[Element] = []
         bounds: list[Bounds] = []
         while expr != EMPTY:
@@ -333,7 +333,7 @@ class PartSets:
                 bounds.append((node[2], NO_BOUND if node[3] is None else node[3]))
             else:
                 elements.append((part, False))
-            if nodes[expr][0] == "or" and len(rests := self._chains(expr)) <= MOST_TOLD_APART:
+            if nodes[expr][0] == "or" and len(rests := self.chains(expr)) <= MOST_TOLD_APART:
                 return [((*elements, *rest), [*bounds, *behind]) for rest, behind in rests]
         return [(tuple(elements), bounds)]
 
@@ -389,7 +389,7 @@ class PartSets:
             behind = repeat + (is_repeated and is_last)  # the repeats from this one on are those of ``after``
             for bits, rest in form:
                 bits &= ex.available
-                for inner, bounds in self._chains(rest) if bits else ():
+                for inner, bounds in self.chains(rest) if bits else ():
                     if at == MAX_MOVES:
                         raise NoParts
                     row = self._moves[at]

@@ -260,10 +260,10 @@ def test_what_follows_some_characters_is_what_follows_each(vocabulary: Vocabular
         first = rng.choice([rng.randrange(0x400), rng.randrange(0xD000), rng.randrange(0xE000, 0x10F000)])
         last = first + rng.choice([0, 15, 255, 700])
         each = {code: to for code in range(first, last + 1) if (to := after(code)) != NOTHING}
-        pieces = [*scalars._after_chars(expr, first, last)]
+        pieces = [*scalars.after_chars(expr, first, last)]
         assert {code: to for a, b, to in pieces for code in range(a, b + 1)} == each
         assert [a for a, _, _ in pieces] == sorted(a for a, _, _ in pieces)
         found = {each.get(code, NOTHING) for code in range(first, last + 1)}
-        assert scalars._same_after(expr, first, last) == (found.pop() if len(found) == 1 else -1)
+        assert scalars.same_after(expr, first, last) == (found.pop() if len(found) == 1 else -1)
         least = min(((ex.shortest(to) or 0) + 1 for to in each.values()), default=NO_TEXT)
-        assert scalars._left_after(expr, ((first, last),)) == least
+        assert scalars.left_after(expr, ((first, last),)) == least

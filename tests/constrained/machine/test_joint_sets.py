@@ -133,7 +133,7 @@ def test_what_lengths_surely_leave_is_told_by_no_text(vocabulary: Vocabulary, mo
     monkeypatch.setattr(Expressions, "is_nonempty", lambda ex, e: pytest.fail("asked"))
     joint_sets = JointSets(PartSets(ex))
     assert walked(joint_sets, vocabulary, expr).any()
-    assert joint_sets._counts[module.NUM_TOLD] == 1  # no row was passed on the way of a text
+    assert joint_sets.num_told == 0
 
 
 def test_what_no_listed_text_tells_is_asked(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,6 @@ def test_alternatives_with_a_common_beginning_have_the_shapes_of_those_without(v
     both = ex.union(one, other)
     assert ex.nodes[both][0] == "cat"
     part_sets = PartSets(ex)
-    alone = {*part_sets._chains(one)[0][0]} | {*part_sets._chains(other)[0][0]}
-    assert {element for elements, _ in part_sets._chains(both) for element in elements} == alone
+    alone = {*part_sets.chains(one)[0][0]} | {*part_sets.chains(other)[0][0]}
+    assert {element for elements, _ in part_sets.chains(both) for element in elements} == alone
     assert part_sets.rest(part_sets.set_of(both)) == both

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from phloem.constrained import CompiledGrammar, Vocabulary, compile
 from phloem.constrained.json import scalars
-from phloem.constrained.machine import Masks
-from phloem.constrained.machine import text_reader as module
-from phloem.constrained.machine.text_reader import TextReader
+from phloem.constrained.machine import Masks, StringText
+from phloem.constrained.machine import string_reader as module
+from phloem.constrained.machine.joint_sets import JointSets
+from phloem.constrained.machine.part_sets import PartSets
+from phloem.constrained.machine.string_reader import StringReader
 
 SCHEMAS = [
     {"pattern": r"^(\S+\s+){0,49}\S+$", "maxLength": 60},
@@ -32,8 +34,8 @@ def test_a_token_leads_to_what_its_bytes_lead_to(
 ) -> None:
     monkeypatch.setattr(scalars, "MOST_COUNTED_WHOLE", -1)  # no string's states are made as a whole
     monkeypatch.setattr(Masks, "prepare", lambda masks, code: None)  # nor ahead of time
-    read, found = TextReader.read, []
-    monkeypatch.setattr(TextReader, "read", lambda *args: found.append(read(*args)) or found[-1])
+    read, found = StringReader.read, []
+    monkeypatch.setattr(StringReader, "read", lambda *args: found.append(read(*args)) or found[-1])
     grammar = grammar_of(vocabulary, schema)
     machine, masks = grammar.machine, grammar.masks
     rng = random.Random(str(schema))
@@ -76,31 +78,47 @@ def test_a_token_is_refused_where_a_byte_is(
         assert matcher.accept(rng.choice(allowed.tolist()))
 
 
-def test_a_text_whose_parts_are_not_known_is_not_read(vocabulary: Vocabulary) -> None:
-    grammar = grammar_of(vocabulary, SCHEMAS[3])
+def begun(grammar: CompiledGrammar) -> tuple[int, StringText]:
+    """The state after the quote of the first string, and its text."""
     machine = grammar.machine
     state = machine.place(machine.advance_bytes(grammar.start, b'["'))[0]
     machine.settle(state)
-    text = machine.string_texts[state]
-    assert machine.read_text is not None
-    assert machine.read_text(state, text, b"abcd") == (0, 0, state)
-    machine.forget_edges()
-    reader = TextReader(machine.expressions, grammar.masks._part_sets, grammar.masks._joint_sets)
-    grammar.masks.of(machine.advance_bytes(grammar.start, b'["'))
+    return state, machine.string_texts[state]
+
+
+def walk_all(part_sets: PartSets, vocabulary: Vocabulary, text: StringText) -> None:
+    needs = np.zeros(32 * vocabulary.num_words, np.uint16) if text.is_counted else None
+    part_sets.walk(vocabulary.trie, text, np.zeros(vocabulary.num_words, np.uint32), needs)
+
+
+def test_a_text_whose_parts_are_not_known_is_not_read(vocabulary: Vocabulary) -> None:
+    grammar = grammar_of(vocabulary, SCHEMAS[3])
+    state, text = begun(grammar)
+    part_sets = PartSets(grammar.machine.expressions)
+    reader = StringReader(grammar.machine.expressions, part_sets, JointSets(part_sets))
+    assert reader.read(state, text, b"abcd") == (0, 0, state)
+    walk_all(part_sets, vocabulary, text)
     assert reader.read(state, text, b'abcd"')[0] == 4
     assert reader.read(state, text, b"a") == (0, 0, state)
+
+
+def test_rules_are_made_after_some_texts_that_lacked_them(vocabulary: Vocabulary) -> None:
+    grammar = grammar_of(vocabulary, SCHEMAS[3])
+    state, text = begun(grammar)
+    part_sets = PartSets(grammar.machine.expressions)
+    reader = StringReader(grammar.machine.expressions, part_sets, JointSets(part_sets))
+    sizes = [reader.read(state, text, b"abcd")[0] for _ in range(module.MOST_UNREAD + 1)]
+    assert sizes == [0] * module.MOST_UNREAD + [4]
 
 
 def test_known_texts_are_bounded(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_KNOWN", 4)
     grammar = grammar_of(vocabulary, SCHEMAS[0])
-    machine = grammar.machine
-    config = machine.advance_bytes(grammar.start, b'["')
-    grammar.masks.of(config)
-    state = machine.place(config)[0]
-    machine.settle(state)
-    reader = TextReader(machine.expressions, grammar.masks._part_sets, grammar.masks._joint_sets)
-    for text in (b"ab", b"cd", b"the name", b"x y", b"ab cd", b"ab"):
-        size, count, after = reader.read(state, machine.string_texts[state], text)
-        assert (size, count) == (len(text), len(text)) and after != state
-    assert len(reader._known) <= 4
+    state, text = begun(grammar)
+    part_sets = PartSets(grammar.machine.expressions)
+    walk_all(part_sets, vocabulary, text)
+    reader = StringReader(grammar.machine.expressions, part_sets, JointSets(part_sets))
+    for data in (b"ab", b"cd", b"the name", b"x y", b"ab cd", b"ab"):
+        size, count, after = reader.read(state, text, data)
+        assert (size, count) == (len(data), len(data)) and after != state
+        assert 0 < reader.num_known <= 4

@@ -18,7 +18,7 @@ MOST_RULES = 8
 _STOP = re.compile(rb'[\x00-\x1f"\\]')
 
 
-class TextReader:
+class StringReader:
     """Reads within the strings of one machine. Callers hold its lock."""
 
     def __init__(self, ex: Expressions, part_sets: PartSets, joint_sets: JointSets) -> None:
@@ -27,6 +27,10 @@ class TextReader:
         self._joint_sets = joint_sets
         self._known: dict[tuple[int, bytes], tuple[int, int, int]] = {}
         self._num_unread = 0
+
+    @property
+    def num_known(self) -> int:
+        return len(self._known)
 
     def read(self, state: int, text: StringText, data: bytes) -> tuple[int, int, int]:
         """How many bytes of ``data`` were read, how many characters, and the state behind them; ``text`` is that of
