@@ -35,7 +35,7 @@ from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, mod
 
 from ..threads import team
 from .llvm import F64, I64, at, number
-from .machine_code import is_on_disk, machine_code
+from .machine_code import inlined, is_on_disk, machine_code
 from .recording import Call, open_recording
 from .timing import CallTime, clock_ns, open_times
 
@@ -120,6 +120,27 @@ def entries(*modules: ModuleType) -> Iterator[Entry[Any]]:
     for module in modules:
         found = (value for value in vars(module).values() if isinstance(value, Entry))
         yield from (one for one in found if one.function.__module__ == module.__name__)
+
+
+# -- tasks that lie side by side in memory ----------------------------------------------------------------------------
+#
+# What a core reads from memory it reads at its best in one long run: what is fetched ahead is then what it takes next.
+# So neighbouring numbers of TASK are tasks of different *regions*, one for each thread: threads that take numbers by
+# turns go through a region each. None waits for its region: one that is delayed still leaves its work to others.
+
+
+@inlined
+def end_of_numbers(num_tasks: int, regions: int) -> int:
+    """The numbers below it stand for all tasks; some of the last ones for none."""
+    return (num_tasks + regions - 1) // regions * regions
+
+
+@inlined
+def task_of(number: int, num_tasks: int, regions: int) -> int:
+    """The task of a number; ``num_tasks`` for none."""
+    region = number % regions
+    task = region * num_tasks // regions + number // regions
+    return task if task < (region + 1) * num_tasks // regions else num_tasks
 
 
 # -- call records in compiled code ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...cpu_isa import isa
-from .entry import FIRST_DONE, FIRST_TASK, TASK, THREAD, counters, entry
+from .entry import FIRST_DONE, FIRST_TASK, TASK, THREAD, counters, end_of_numbers, entry, task_of
 from .group_tile import FINER, TWO_BYTES, WIDE_WORDS, WORDS, block_tiles, numbers_at, x_form, x_record_len
 from .llvm import LANES
 from .machine_code import helper, inlined
@@ -97,6 +97,7 @@ class IntegerProduct:
             task_len(num_blocks, threads, _BLOCKS_AT_ONCE),
             0 if blocks is None else blocks.data_ptr(),
             num_blocks,
+            threads,
         )
         self._run(call, threads=threads)
         return out
@@ -118,6 +119,7 @@ class IntegerCall(NamedTuple):
     blocks_a_task: int
     blocks: int  # int32 [num_blocks]: the blocks of 16 outputs to compute, or 0: all
     num_blocks: int
+    regions: int  # of tasks, see ``entry``
 
 
 _RUN = 16  # groups of a tile's rows that one thread rounds: whole cache lines, so no two threads write to the same one
@@ -193,7 +195,7 @@ def _round_rows(call: IntegerCall, centre: int, form: int) -> int:
     is_alone = call.own_len != 0
     if is_alone:
         rounded += take_number(counters(call), THREAD) * call.own_len
-        if watch(counters(call), TASK) * call.blocks_a_task >= call.num_blocks:
+        if watch(counters(call), TASK) >= end_of_numbers(_num_tasks(call), call.regions):
             return rounded  # this thread came too late
     task = 0 if is_alone else take_number(counters(call), FIRST_TASK)
     while task < num_tasks:
@@ -305,13 +307,20 @@ def _store_steps(to: int, low: Any, high: Any, form: int) -> Any:
 
 
 @inlined
+def _num_tasks(call: IntegerCall) -> int:
+    return (call.num_blocks + call.blocks_a_task - 1) // call.blocks_a_task
+
+
+@inlined
 def _multiply_blocks(call: IntegerCall, rounded: int, weight_record: int, form: int, multiply_block: Any) -> None:
     num_rows, num_groups, packed, num_outputs = call.num_rows, call.width // GROUP_LEN, call.packed, call.num_outputs
     bias, out, out_kind, out_step = call.bias, call.out, call.out_kind, call.out_step
     blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
     tile, tile_rows, record = _local_tile(), _tile_rows(), x_record_len(form, _tile_rows())
-    task = take_number(counters(call), TASK)
-    while task * blocks_a_task < num_blocks:
+    num_tasks, regions = _num_tasks(call), call.regions
+    number = take_number(counters(call), TASK)
+    while number < end_of_numbers(num_tasks, regions):
+        task = task_of(number, num_tasks, regions)
         end = min((task + 1) * blocks_a_task, num_blocks)
         for first in range(task * blocks_a_task, end, _BLOCKS_AT_ONCE):
             x = rounded
@@ -323,4 +332,4 @@ def _multiply_blocks(call: IntegerCall, rounded: int, weight_record: int, form: 
                     for r in range(rows):
                         put_outputs(tile, r * LANES, bias, out, out_kind, row + r, out_step, block * LANES, num_outputs)
                 x += num_groups * record
-        task = take_number(counters(call), TASK)
+        number = take_number(counters(call), TASK)

@@ -13,7 +13,7 @@ from ...cpu_isa import isa
 from . import amx, word_block
 from .activation import gated16, gated_each, sigmoid_of
 from .amx import TILE_BYTES, TILE_ROWS
-from .entry import FIRST_DONE, FIRST_TASK, TASK, THREAD, counters, entry
+from .entry import FIRST_DONE, FIRST_TASK, TASK, THREAD, counters, end_of_numbers, entry, task_of
 from .llvm import LANES, V16, load_at, number
 from .machine_code import helper, inlined
 from .packing import GROUP_LEN, record_len
@@ -166,6 +166,7 @@ class WordProduct:
             0 if blocks is None else blocks.data_ptr(),
             num_blocks,
             _GATES[gate],
+            threads,
         )
         self._run(call, threads=threads)
 
@@ -193,6 +194,7 @@ class WordCall(NamedTuple):
     blocks: int  # int32 [num_blocks]: the blocks of 16 outputs to compute, or 0: all
     num_blocks: int  # of 16 columns of out
     gate: int  # see ``_GATES``
+    regions: int  # of tasks, see ``entry``
 
 
 _RECORD_4, _RECORD_8 = record_len(4), record_len(8)
@@ -306,7 +308,7 @@ def _laid_out(call: WordCall, thread: int) -> int:
         _lay_out(call)
         return call.columns
     columns = call.columns + thread * call.own_len
-    if watch(counters(call), TASK) * call.blocks_a_task >= call.num_blocks:
+    if watch(counters(call), TASK) >= end_of_numbers(_num_tasks(call), call.regions):
         return columns  # this thread came too late
     num_tiles, num_groups = (call.num_rows + TILE_ROWS - 1) // TILE_ROWS, call.width // GROUP_LEN
     if call.num_rows == 1:
@@ -387,8 +389,10 @@ def _multiply_blocks(call: WordCall, columns: int, sums: int, record_bytes: int,
     x_step, sums_step = num_groups * TILE_ROWS * line, MAX_TILES * TILE_BYTES
     buffer = _aligned_here(_local_buffer())
     _open_columns(1 if num_rows == 1 else 0)
-    task = take_number(counters(call), TASK)
-    while task * blocks_a_task < num_blocks:
+    num_tasks, regions = _num_tasks(call), call.regions
+    number = take_number(counters(call), TASK)
+    while number < end_of_numbers(num_tasks, regions):
+        task = task_of(number, num_tasks, regions)
         for i in range(task * blocks_a_task, min((task + 1) * blocks_a_task, num_blocks)):
             block = i if call.blocks == 0 else get_i32(call.blocks, i)
             records = call.packed + block * num_groups * record_bytes
@@ -399,7 +403,7 @@ def _multiply_blocks(call: WordCall, columns: int, sums: int, record_bytes: int,
             for tile in range(num_tiles):
                 at, row = sums + tile * TILE_BYTES, tile * TILE_ROWS
                 _put_sums(call, at, at + sums_step, row, min(TILE_ROWS, num_rows - row), block)
-        task = take_number(counters(call), TASK)
+        number = take_number(counters(call), TASK)
     _close_tiles()
 
 
@@ -417,8 +421,10 @@ def _multiply_panels(call: WordCall, columns: int, sums: int, record_bytes: int,
     parts = 2 if call.gate != 0 else 1  # blocks that make one block of out
     step = BLOCKS // parts
     _open_columns(0)
-    task = take_number(counters(call), TASK)
-    while task * blocks_a_task < num_blocks:
+    num_tasks, regions = _num_tasks(call), call.regions
+    number = take_number(counters(call), TASK)
+    while number < end_of_numbers(num_tasks, regions):
+        task = task_of(number, num_tasks, regions)
         begin, end = task * blocks_a_task, min((task + 1) * blocks_a_task, num_blocks)
         for band in range(0, num_tiles, band_tiles):
             tiles = min(band_tiles, num_tiles - band)
@@ -450,8 +456,13 @@ def _multiply_panels(call: WordCall, columns: int, sums: int, record_bytes: int,
                             record_bytes,
                         )
                     to += pair_len
-        task = take_number(counters(call), TASK)
+        number = take_number(counters(call), TASK)
     _close_tiles()
+
+
+@inlined
+def _num_tasks(call: WordCall) -> int:
+    return (call.num_blocks + call.blocks_a_task - 1) // call.blocks_a_task
 
 
 @inlined

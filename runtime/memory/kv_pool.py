@@ -1,6 +1,5 @@
 """The tensors of keys and values, one row per slot. The radix cache decides whose a slot is."""
 
-import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,6 +7,7 @@ import torch
 
 from ...kernels.quantized_kv import kv_row_len
 from ..weights.model_config import ModelConfig
+from .pages import zeroed_pages
 
 
 class KVPool:
@@ -77,12 +77,7 @@ def slot_size_bytes(config: ModelConfig, dtype: torch.dtype, *, num_layers: int 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # The system gives zeroed pages of 4 kB on the first write. numpy would ask for pages of 2 MB: 60 tensors would take
-    # 120 MB and half a second at the first token, and no step is faster.
+    # In pages of 2 MB, 60 tensors would take 120 MB and half a second at the first token, and no step is faster.
     size = max(1, int(np.prod(shape)) * dtype.itemsize)
-    pages: mmap.mmap | np.ndarray
-    if hasattr(mmap, "MAP_ANONYMOUS"):
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    else:  # Windows, which has no pages of 2 MB unless one asks for them
-        pages = np.zeros(size, np.uint8)
-    return torch.frombuffer(pages, dtype=torch.uint8)[: size // dtype.itemsize * dtype.itemsize].view(dtype).view(shape)
+    pages = zeroed_pages(size, large=False)
+    return pages[: size // dtype.itemsize * dtype.itemsize].view(dtype).view(shape)

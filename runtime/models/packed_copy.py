@@ -29,6 +29,7 @@ import torch
 from ...cpu_isa import isa
 from ...kernels.cpu.machine_code import sources_digest
 from ...kernels.linear import PackedBytes, PackedLinear
+from ..memory.pages import zeroed_pages
 from ..weights.digest import weights_digest
 
 log = logging.getLogger(__name__)
@@ -194,7 +195,7 @@ def _read(path: Path) -> dict[str, tuple[PackedBytes, ...]]:
             begin = _padded(_PREFIX_LEN + len(text))
             if size != begin + header.num_bytes:
                 raise ValueError(f"it has {size:,} bytes of {begin + header.num_bytes:,}")
-            memory = torch.empty(header.num_bytes, dtype=torch.uint8)
+            memory = zeroed_pages(header.num_bytes, large=True)
             file.seek(begin)
             rest = memory.numpy().data
             while len(rest):

@@ -17,13 +17,25 @@ from numba.core.errors import TypingError
 from phloem import kernels, processor
 from phloem.kernels import threads
 from phloem.kernels.cpu import machine_code
-from phloem.kernels.cpu.entry import Entry
+from phloem.kernels.cpu.entry import Entry, end_of_numbers, task_of
 from phloem.kernels.cpu.pool import Pool, has_pool
 from phloem.kernels.cpu.vector import get_i64, put_f64, put_i64, take_number
 
 needs_pool = pytest.mark.skipif(
     not has_pool(), reason="no pool here: kernels run on torch's threads, see tests/kernels/test_ops.py"
 )
+
+
+@pytest.mark.parametrize("regions", [1, 2, 3, 4, 7, 64])
+def test_numbers_stand_for_every_task_once_and_taken_by_turns_for_runs_of_them(regions: int) -> None:
+    for num_tasks in range(1, 40):
+        numbers = range(end_of_numbers.py_func(num_tasks, regions))
+        tasks = [task_of.py_func(number, num_tasks, regions) for number in numbers]
+        assert sorted(task for task in tasks if task < num_tasks) == list(range(num_tasks))
+        for thread in range(regions):
+            own = [task for task in tasks[thread::regions] if task < num_tasks]
+            assert own == list(range(own[0], own[0] + len(own)) if own else [])
+            assert abs(len(own) - num_tasks / regions) < 1
 
 
 @cfunc(types.void(types.int64))
