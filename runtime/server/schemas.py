@@ -486,7 +486,7 @@ class ChatMessage(Strict):
     @property
     def images(self) -> list[ImageUrl]:
         parts: Any = self.content  # each part was validated to a text or an image
-        return [part for part in parts or () if isinstance(part, ImageUrl)]
+        return [] if isinstance(parts, str) else [part for part in parts or () if isinstance(part, ImageUrl)]
 
     def for_template(self) -> dict[str, Any]:
         content: Any = self.content
