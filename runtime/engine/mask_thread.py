@@ -73,6 +73,12 @@ class MaskThread:
         future = self._submit(self._prepare, matcher.clone(), token_ids)
         return None if self._is_done(future) else future
 
+    def prepare_together(self, asked: Sequence[tuple[Matcher, Sequence[int]]]) -> None:
+        """Derive what ``prepare`` of each will ask for, as far as the budget goes: the step waits once for all."""
+        unknown = [(matcher.clone(), token_ids) for matcher, token_ids in asked if not matcher.knows(token_ids)]
+        if len(unknown) > 1:
+            self._submit(self._prepare_each, unknown)
+
     def is_ready(self, matcher: Matcher, token_ids: Sequence[int]) -> bool:
         """As ``prepare``, for tokens that need not be accepted. A busy thread is not asked."""
         if matcher.knows(token_ids):
@@ -121,6 +127,11 @@ class MaskThread:
     @staticmethod
     def _prepare(matcher: Matcher, token_ids: Sequence[int]) -> None:
         matcher.prepare(token_ids)
+
+    @staticmethod
+    def _prepare_each(asked: Sequence[tuple[Matcher, Sequence[int]]]) -> None:
+        for matcher, token_ids in asked:
+            matcher.prepare(token_ids)
 
     @staticmethod
     def _begin(

@@ -26,6 +26,7 @@ from .tracing import traced_params
 from .vectorised_decode import VectorisedDecode
 
 if TYPE_CHECKING:
+    from ...constrained import Matcher
     from ...radix_cache import Tiers
     from ..executor import Executor
     from ..speculative import Speculation
@@ -114,6 +115,7 @@ class StepLoop:
             accept=generations.accept_token,
             finish=generations.finish_candidate,
             prepare=self._prepare,
+            prepare_together=self._prepare_together,
             defer=lambda draw, token, future: self._defer(DeferredDraw(draw, [token], future)),
         )
 
@@ -287,6 +289,11 @@ class StepLoop:
                 self._generations.finish_candidate(draw.candidate)
         if drawn is not None and len(flight.vectorised):
             self.vectorised.accept(flight.vectorised, ids)
+        drawing = [draw for draw in flight.draws if not draw.candidate.finish_reason]
+        if len(drawing) > 1:
+            self._prepare_together(
+                [(draw.candidate, _followed(draw, sampled[draw.at - first : draw.end - first])) for draw in drawing]
+            )
         for draw in flight.draws:
             if not draw.candidate.finish_reason:  # else the op was cancelled, or failed with a sibling's grammar
                 self.scheduler.settle(draw.candidate.seq)
@@ -369,10 +376,13 @@ class StepLoop:
 
     def _prepare(self, candidate: Candidate, token_ids: list[int]) -> Future[None] | None:
         """What has to be awaited before the candidate's grammar takes these tokens; None if nothing has to."""
-        matcher = candidate.matcher
-        if matcher is None or not token_ids or token_ids[-1] < 0:  # no token was allowed: accepting fails by name
-            return None
-        return self.masks.prepare(matcher, token_ids)
+        matcher = _asked_matcher(candidate, token_ids)
+        return None if matcher is None else self.masks.prepare(matcher, token_ids)
+
+    def _prepare_together(self, asked: list[tuple[Candidate, list[int]]]) -> None:
+        """Derive what ``_prepare`` of each will ask for."""
+        matchers = [(_asked_matcher(candidate, token_ids), token_ids) for candidate, token_ids in asked]
+        self.masks.prepare_together([(matcher, token_ids) for matcher, token_ids in matchers if matcher is not None])
 
     def _defer(self, deferred: DeferredDraw) -> None:
         """Accept the draw in a later step."""
@@ -430,6 +440,11 @@ class StepLoop:
             self._generations.finish_candidate(candidate)
         else:
             seq.logits_from = len(seq.tokens) - 1
+
+
+def _asked_matcher(candidate: Candidate, token_ids: list[int]) -> Matcher | None:
+    """The matcher that takes these tokens; None if there is none, or no token was allowed: accepting fails by name."""
+    return candidate.matcher if token_ids and token_ids[-1] >= 0 else None
 
 
 def _followed(draw: Draw, sampled: list[SampledToken]) -> list[int]:

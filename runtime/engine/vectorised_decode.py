@@ -57,6 +57,7 @@ class VectorisedDecode:
         accept: Callable[[Candidate, SampledToken], bool],
         finish: Callable[[Candidate], None],
         prepare: Callable[[Candidate, list[int]], Future[None] | None],
+        prepare_together: Callable[[list[tuple[Candidate, list[int]]]], None],
         defer: Callable[[Draw, SampledToken, Future[None]], None],
     ) -> None:
         scheduler.vectorised = self
@@ -67,7 +68,7 @@ class VectorisedDecode:
         # Without overlap the next token of a sequence is known when it is planned, so it can get a draft instead.
         self._can_be_drafted = overlaps
         self._send, self._accept, self._finish = send, accept, finish
-        self._prepare, self._defer = prepare, defer
+        self._prepare, self._prepare_together, self._defer = prepare, prepare_together, defer
         max_rows = scheduler.config.max_running
         self._sequences: dict[int, Sequence] = {}  # by row
         self._seq_ids = np.full(max_rows, -1, np.int64)  # -1: no vectorised sequence has this row
@@ -413,6 +414,12 @@ class VectorisedDecode:
 
     def _accept_each(self, rows: np.ndarray, ids: np.ndarray) -> None:
         seq_ids = self._seq_ids[rows].tolist()
+        if len(rows) > 1:
+            each = zip(rows.tolist(), seq_ids, ids.tolist(), strict=True)
+            asked = [(self._sequences[row], token_id) for row, seq_id, token_id in each if seq_id >= 0]
+            for seq, _ in asked:
+                self.synchronise(seq)
+            self._prepare_together([(_candidate_of(seq), [token_id]) for seq, token_id in asked])
         for row, seq_id, token_id in zip(rows.tolist(), seq_ids, ids.tolist(), strict=True):
             if seq_id >= 0 and self._seq_ids.item(row) == seq_id:  # else a sibling's grammar has failed just now
                 self._accept_one(self._sequences[row], token_id)

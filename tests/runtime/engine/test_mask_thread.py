@@ -234,3 +234,17 @@ def test_matchers_are_prepared_on_one_thread_in_the_order_of_asking(engine: Engi
     assert [tokens for _, *tokens in matcher.threads] == [[1, 2], [3], [4], [5], [6], [7]]
     assert {name for name, *_ in matcher.threads} == {"masks_0"}
     assert masks.counters.wait_s > 0.0
+
+
+def test_matchers_that_are_asked_together_are_waited_for_together(engine: EngineCore) -> None:
+    matchers = [Recorded(engine.grammars.compile(grammar).result()) for grammar in GRAMMARS[:3]]
+    seen: list[Any] = []
+    for matcher in matchers:
+        matcher.threads = seen
+    masks = MaskThread(budget_s=600.0)
+    masks.begin_step()
+    masks.prepare_together([(matcher, (i,)) for i, matcher in enumerate(matchers)])
+    assert seen == [("masks_0", 0), ("masks_0", 1), ("masks_0", 2)]
+    masks.prepare_together([(matchers[0], (7,))])
+    assert len(seen) == 3, "what is asked alone is left to prepare"
+    masks.close()
