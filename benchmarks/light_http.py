@@ -1,7 +1,6 @@
-"""An HTTP client for benchmarks: it takes a tenth of the time of a general one, since the server under test shares its
-processor with it.
+"""An HTTP client for benchmarks. The server under test shares the processor with it, so it does little per answer.
 
-It speaks as much of HTTP/1.1 as an answer of a model's server needs. What arrives is stored with its time, and taken
+It speaks as much of HTTP/1.1 as the answers of a model server need. It stores what arrives with its time, and takes it
 apart after the answer has ended.
 """
 
@@ -44,14 +43,20 @@ class LightClient:
         self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: bytes) -> Reply:
-        """Raises OSError where the server cannot be reached or closes before the answer has ended."""
+        """Raises OSError where the server cannot be reached or closes before the answer has ended, or where that takes
+        longer than ``LIMIT_S`` seconds.
+        """
         head = f"POST {self._base}{path} HTTP/1.1\r\n{self._head}content-length: {len(body)}\r\n\r\n".encode()
         start = time.perf_counter()
         connection = self._take_idle()
         if connection is None:
             host, port = self._place
             _, connection = await asyncio.get_running_loop().create_connection(_Connection, host, port)
-        received = await asyncio.wait_for(connection.ask(head + body), LIMIT_S)
+        try:
+            received = await asyncio.wait_for(connection.ask(head + body), LIMIT_S)
+        except BaseException:  # an answer under way would be taken for that of the next request
+            connection.close()
+            raise
         if self._keep_alive and connection.is_open:
             self._idle.append(connection)
         else:

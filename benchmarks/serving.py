@@ -126,7 +126,10 @@ class Target:
             await self._post("/flush_cache", b"")
 
     async def _post(self, path: str, body: bytes) -> list[tuple[float, bytes]]:
-        reply = await self.http.post(path, body)
+        try:
+            reply = await self.http.post(path, body)
+        except OSError as error:
+            raise SystemExit(f"{path}: {error}; is a server running there?") from None
         if reply.status != 200:
             raise SystemExit(f"{path}: {reply.status}: {reply.body.decode(errors='replace')}")
         return reply.pieces
@@ -380,6 +383,8 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     args.workloads = [name.strip() for name in args.workloads.split(",")]
     if unknown := [name for name in args.workloads if name not in WORKLOADS]:
         parser.error(f"unknown workload {unknown[0]!r}; they are: {', '.join(WORKLOADS)}")
+    if args.url and not args.url.startswith("http://"):
+        parser.error(f"--url {args.url}: must be http://HOST[:PORT]; the benchmark speaks no TLS")
     if args.repeats < 1:
         parser.error(f"--repeats {args.repeats}: must be at least 1")
     return args

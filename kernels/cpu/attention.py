@@ -246,7 +246,7 @@ def _run(
     vectors = max(vectors, num_heads)  # a task may have all heads of a query
     if num_rows > 1:  # rows may share tiles
         vectors = max(vectors, max(1, most_vectors // group) * group)
-    vectors = -(-max(vectors, _FEW_ROOM) // 4) * 4
+    vectors = -(-max(vectors, _FEW_ROOM) // 4) * 4  # ``score_few`` writes rows of scores four at a time
     parts = scratch("attention parts", num_parts * part_len, torch.float32)
     num_arrays = 3 if is_quantized else 2  # of a tile: keys, values, and either of them unpacked
     scratch_len = -(-(vectors * (2 * padded + KEYS + 2) + num_arrays * KEYS * padded + 6 * KEYS) // LANES) * LANES

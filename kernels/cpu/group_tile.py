@@ -94,7 +94,7 @@ def group_tile(one: Isa, num_rows: int, bits: int, x_bits: int) -> Callable[...,
 
         def step(_: Any, state: list[Any]) -> list[Any]:
             w, record, *sums = state
-            # On other CPUs, products of fewer rows take no longer than reading the weights.
+            # Without AMX fewer rows do not fetch: on an AMD core one row became slower.
             if one.has_tiles or num_rows == rows:
                 fetch(builder, builder.add(w, number(_AHEAD)), record_len(bits))
             totals = count(builder, w, record, num_rows)

@@ -414,19 +414,18 @@ class VectorisedDecode:
 
     def _accept_each(self, rows: np.ndarray, ids: np.ndarray) -> None:
         seq_ids = self._seq_ids[rows].tolist()
-        if len(rows) > 1:
-            each = zip(rows.tolist(), seq_ids, ids.tolist(), strict=True)
-            asked = [(self._sequences[row], token_id) for row, seq_id, token_id in each if seq_id >= 0]
-            for seq, _ in asked:
-                self.synchronise(seq)
-            self._prepare_together([(_candidate_of(seq), [token_id]) for seq, token_id in asked])
+        each = zip(rows.tolist(), seq_ids, ids.tolist(), strict=True)
+        asked = [(self._sequences[row], token_id) for row, seq_id, token_id in each if seq_id >= 0]
+        for seq, _ in asked:
+            self.synchronise(seq)
+        self._prepare_together([(_candidate_of(seq), [token_id]) for seq, token_id in asked])
         for row, seq_id, token_id in zip(rows.tolist(), seq_ids, ids.tolist(), strict=True):
             if seq_id >= 0 and self._seq_ids.item(row) == seq_id:  # else a sibling's grammar has failed just now
                 self._accept_one(self._sequences[row], token_id)
 
     def _accept_one(self, seq: Sequence, token_id: int) -> None:
+        """Accept the token of a sequence that is up to date."""
         candidate, row = _candidate_of(seq), seq.row_id
-        self.synchronise(seq)
         before = len(seq.tokens)
         token = SampledToken(token_id, 0.0)
         future = self._prepare(candidate, [token_id])

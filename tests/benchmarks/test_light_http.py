@@ -81,6 +81,25 @@ def test_an_answer_that_breaks_off_is_an_error(cut: int) -> None:
         asyncio.run(_asked([[(HEAD + CHUNKED)[:cut]]], closes=True))
 
 
+def test_after_an_answer_that_broke_off_the_connection_is_not_used_again() -> None:
+    async def asked() -> list[object]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"{}")
+            writer.write(HEAD)
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        client = LightClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        found = await asyncio.gather(client.post("/", b"{}"), client.post("/", b"{}"), return_exceptions=True)
+        found.append(await asyncio.gather(client.post("/", b"{}"), return_exceptions=True))
+        server.close()
+        return found
+
+    first, second, [third] = asyncio.run(asked())  # type: ignore[misc]
+    assert all(isinstance(one, ConnectionResetError) for one in (first, second, third))
+
+
 def test_other_addresses_are_refused() -> None:
     with pytest.raises(ValueError, match="must be http://HOST"):
         LightClient("https://127.0.0.1")

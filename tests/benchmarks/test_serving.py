@@ -1,5 +1,6 @@
 """The serving benchmark: it reads streams however they are cut, and its figures add up."""
 
+import asyncio
 import json
 
 import pytest
@@ -73,3 +74,12 @@ def test_an_unknown_workload_is_named(capsys):
     with pytest.raises(SystemExit):
         serving.main(["--workloads", "single,doubled"])
     assert "unknown workload 'doubled'" in capsys.readouterr().err
+
+
+def test_servers_that_cannot_be_asked_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serving.parsed(["--url", "https://127.0.0.1"])
+    assert "must be http://HOST" in capsys.readouterr().err
+    target = serving.Target(f"http://127.0.0.1:{serving.free_port()}", extensions=True, model="m")
+    with pytest.raises(SystemExit, match="is a server running there"):
+        asyncio.run(target.flush())

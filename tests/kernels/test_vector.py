@@ -1,5 +1,7 @@
 """The vector functions against numpy."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from numba import njit
@@ -22,25 +24,19 @@ _tile_3x2 = multiply_tile(3, 2)
 _transpose_f32, _transpose_bf16 = transpose_tile(FLOAT32), transpose_tile(BFLOAT16)
 
 
-@njit
-def _exp_all(x: int, y: int, count: int) -> None:
-    for i in range(0, count, 16):
-        store16_f32(y, i, exp16(load16_f32(x, i)))
+def _of_each(function: Any) -> Any:
+    """Compiled: ``f(x, y, count)``, which writes the function of each 16 float32 of x to y."""
 
+    @njit
+    def run(x: int, y: int, count: int) -> None:
+        for i in range(0, count, 16):
+            store16_f32(y, i, function(load16_f32(x, i)))
 
-@njit
-def _exp2_all(x: int, y: int, count: int) -> None:
-    for i in range(0, count, 16):
-        store16_f32(y, i, exp2_16(load16_f32(x, i)))
+    return run
 
 
 _exp2_near = compiled(vector16, vector16)(lambda builder, x: exp2_near_each(builder, [x])[0])
-
-
-@njit
-def _exp2_near_all(x: int, y: int, count: int) -> None:
-    for i in range(0, count, 16):
-        store16_f32(y, i, _exp2_near(load16_f32(x, i)))
+_exp_all, _exp2_all, _exp2_near_all = map(_of_each, (exp16, exp2_16, _exp2_near))
 
 
 @njit
