@@ -1,4 +1,8 @@
-"""Steps on the CPU run from a tape: kernel calls are recorded once for each shape and replayed without Python."""
+"""Steps on the CPU run from a tape: kernel calls are recorded once for each shape and replayed without Python.
+
+Of a prompt only the last tokens have logits. So the tape of a larger step ends before the last layer's feed-forward.
+The rest runs from another tape, for the tokens with logits alone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,8 @@ if TYPE_CHECKING:
     from ..memory import KVPool
     from ..models import Model
 
-MAX_KEPT = 256  # tapes, of 0.1 MB each for 30 layers
+MAX_KEPT = 384  # tapes, of 0.1 MB each for 30 layers
+MAX_FINISHES = 64  # tapes of a few calls
 _SPARE = 0.5  # of a pattern's tensors: attention's plan is larger for some smaller shapes
 MAX_PATTERNS = 4  # shapes that call other kernels have one each
 
@@ -34,6 +39,8 @@ class TapeTensors:
     embedded: torch.Tensor  # [T, C], the activations' type
     residual: torch.Tensor  # float32 [T, C]
     batch: ForwardBatch
+    last: torch.Tensor  # [T, C], the activations' type: what the last layer's feed-forward gets
+    last_residual: torch.Tensor  # float32 [T, C]
     features: torch.Tensor  # [T, C], the activations' type
 
     def has_room(self, batch: ForwardBatch) -> bool:
@@ -56,7 +63,9 @@ class TapeTensors:
             adapters=adapters,
             logits_adapters=adapters,
         )
-        return TapeTensors(self.embedded[:num_tokens], self.residual[:num_tokens], shaped, self.features[:num_tokens])
+        own = (self.embedded, self.residual, self.last, self.last_residual, self.features)
+        embedded, residual, *results = (each[:num_tokens] for each in own)
+        return TapeTensors(embedded, residual, shaped, *results)
 
     def fill(self, embedded: torch.Tensor, batch: ForwardBatch) -> None:
         """Set the inputs of the next replay."""
@@ -74,10 +83,21 @@ class TapeTensors:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A tape and its tensors."""
+    """A tape and its tensors. Unless it ``is_whole``, it ends with the inputs of the last layer's feed-forward."""
 
     tape: Tape
     tensors: TapeTensors
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The tape of what follows for some tokens, and its tensors, as those of ``TapeTensors``."""
+
+    tape: Tape
+    last: torch.Tensor
+    last_residual: torch.Tensor
+    features: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +107,8 @@ class Pattern:
     layers: LayerPattern
     tensors: TapeTensors
     every: tuple[list[Call], np.ndarray]  # ``LayerPattern.complete`` for the shape itself
+    num_last: int  # calls that follow the last layer's attention
+    num_last_words: int  # of their records
 
 
 class Replays:
@@ -101,6 +123,8 @@ class Replays:
         self._model, self._kv = model, kv
         self.arena = Arena() if arena is None else arena
         self.kept: OrderedDict[StepShape, Recorded | None] = OrderedDict()  # None: a kernel of it cannot be recorded
+        self._finishes: OrderedDict[int, Finish] = OrderedDict()  # by the number of tokens
+        self._finish_arena = Arena()  # these tapes read what a tape of the other arena has left there
         self._patterns: list[Pattern] = []  # the one that fitted last comes first
         self._all_can: bool | None = None  # None: not asked yet
         self.is_cold = False
@@ -119,7 +143,8 @@ class Replays:
         tokens or of many tokens in more than MAX_ROWS rows, with images, with adapters where ranks share out the
         layers, and for kernels that cannot be recorded.
 
-        A tape runs every token through the whole last layer, also tokens without logits.
+        A tape of up to MAX_ROWS tokens or with adapters runs every token through the whole last layer, also tokens
+        without logits.
         """
         self.is_cold = False
         num_tokens = batch.num_tokens
@@ -132,13 +157,14 @@ class Replays:
             return None
         has_all = batch.num_logits == num_tokens
         if num_tokens <= MAX_ROWS and has_all and len(batch.row_ids) in (1, num_tokens):
-            return self._features(batch)
+            return self._features(batch, None)
         if num_tokens > MAX_ROWS:
             batch = _with_copies(batch, num_copies(num_tokens))
             if len(batch.row_ids) > MAX_ROWS:
                 return None
-        whole = self._features(_in_few_shapes(batch))
-        return whole if whole is None or (has_all and len(whole) == num_tokens) else whole[batch.logits_rows]
+        return self._features(
+            _in_few_shapes(batch), None if has_all and batch.num_tokens == num_tokens else batch.logits_rows
+        )
 
     def record_ahead(self, slot_table: torch.Tensor) -> bool:
         """Record the first of the ``usual_shapes`` that has no tape yet. It takes as long as at a first step, and
@@ -153,8 +179,8 @@ class Replays:
         self.kept[shape] = self._record(batch, self._model.embed(batch.token_ids, batch.positions))
         return True
 
-    def _features(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """The features of every token, [T, C]; None without a tape."""
+    def _features(self, batch: ForwardBatch, logits_rows: torch.Tensor | None) -> torch.Tensor | None:
+        """The features [L, C] of the tokens ``logits_rows``, None: of all; None without a tape."""
         num_tokens = batch.num_tokens
         shape = (len(batch.row_ids), num_tokens)
         embedded = self._model.embed(batch.token_ids, batch.positions)
@@ -168,9 +194,38 @@ class Replays:
         recorded = self.kept[shape]
         if recorded is None:
             return None
-        recorded.tensors.fill(embedded, batch)
+        tensors = recorded.tensors
+        tensors.fill(embedded, batch)
         recorded.tape.replay(team().pool)
-        return recorded.tensors.features
+        if recorded.is_whole:
+            return tensors.features if logits_rows is None else tensors.features[logits_rows]
+        return self._finished(tensors, torch.arange(num_tokens) if logits_rows is None else logits_rows)
+
+    def _finished(self, tensors: TapeTensors, logits_rows: torch.Tensor) -> torch.Tensor:
+        """The features of these tokens, of which a tape has computed all but the last layer's feed-forward."""
+        count = len(logits_rows)
+        if not count:
+            return tensors.last[:0]
+        finish = self._finishes.get(count)
+        if finish is None:
+            finish = self._finishes[count] = self._record_finish(tensors, count)
+            if len(self._finishes) > MAX_FINISHES:
+                self._finishes.popitem(last=False)
+        self._finishes.move_to_end(count)
+        torch.index_select(tensors.last, 0, logits_rows, out=finish.last)
+        torch.index_select(tensors.last_residual, 0, logits_rows, out=finish.last_residual)
+        finish.tape.replay(team().pool)
+        return finish.features
+
+    def _record_finish(self, tensors: TapeTensors, count: int) -> Finish:
+        arena = self._finish_arena
+        arena.restart()
+        last = arena.empty((count, tensors.last.shape[1]), tensors.last.dtype)
+        residual = arena.empty((count, tensors.last_residual.shape[1]), tensors.last_residual.dtype)
+        with Recording(arena) as recording:
+            features = self._model.finish(last, residual, None)
+        assert recording.foreign is None, "the same kernels have been recorded before"
+        return Finish(Tape(recording.calls, arena), last, residual, features)
 
     def _can_replay(self) -> bool:
         """As ``team().can_replay``; with other ranks, whether all ranks can, which is asked once."""
@@ -204,13 +259,14 @@ class Replays:
 
     def _learn(self, batch: ForwardBatch, embedded: torch.Tensor) -> Pattern | None:
         """Record all layers, as the pattern of this shape and of smaller ones."""
-        found, tensors = self._trace(batch, embedded, range(len(self._model.layers)), spare=_SPARE)
+        found, tensors = self._trace(batch, embedded, range(len(self._model.layers) + 1), spare=_SPARE)
         if tensors is None:
             return None
         layers = LayerPattern(list(found.values()))
         every = layers.complete(found)
         assert every is not None, "the layers follow from themselves"
-        pattern = Pattern(layers, tensors, every)
+        finish = found[len(self._model.layers)]
+        pattern = Pattern(layers, tensors, every, len(finish.calls), len(finish.words))
         self._patterns.insert(0, pattern)
         del self._patterns[MAX_PATTERNS:]
         return pattern
@@ -219,7 +275,7 @@ class Replays:
         self, batch: ForwardBatch, embedded: torch.Tensor, numbers: Sequence[int], *, spare: float = 0.0
     ) -> tuple[dict[int, LayerCalls], TapeTensors | None]:
         """The calls of the layers ``numbers`` by number, and the step's tensors; none where a kernel cannot be
-        recorded.
+        recorded. What follows the last layer's attention has a number of its own, the last one.
         """
         self.arena.restart(spare=spare)
         held = self._like(embedded), self._like(embedded, torch.float32)
@@ -235,21 +291,26 @@ class Replays:
             logits_adapters=adapters,
         )
         model, begins = self._model, list[int]()
-        if len(numbers) < len(model.layers):
-            model = replace(model, layers=tuple(model.layers[i] for i in numbers))
+        if len(numbers) <= len(model.layers):
+            model = replace(model, layers=tuple(model.layers[i] for i in numbers[:-1]))
         with Recording(self.arena) as recording:
             calls = recording.calls
-            features = model.run_body(*held, kept, self._kv, at_layer=lambda: begins.append(len(calls)))
+            last = model.run_to_last(*held, kept, self._kv, at_layer=lambda: begins.append(len(calls)))
+            begins.append(len(calls))
+            features = model.finish(*last, kept.logits_adapters)
         if recording.foreign is not None:
             return {}, None
         ends, places = [*begins[1:], len(calls)], self.arena.places
         parts = zip(numbers, begins, ends, strict=True)
         layers = {i: LayerCalls.of(calls[begin:end], places) for i, begin, end in parts}
-        return layers, TapeTensors(*held, kept, features)
+        return layers, TapeTensors(*held, kept, *last, features)
 
     def _recorded(self, pattern: Pattern, every: tuple[list[Call], np.ndarray], batch: ForwardBatch) -> Recorded:
         calls, words = every
-        return Recorded(Tape(calls, self.arena, words), pattern.tensors.of_shape(batch))
+        is_whole = batch.num_tokens <= MAX_ROWS or batch.adapters is not None
+        if not is_whole:
+            calls, words = calls[: -pattern.num_last], words[: -pattern.num_last_words]
+        return Recorded(Tape(calls, self.arena, words), pattern.tensors.of_shape(batch), is_whole)
 
     def _adapters_like(self, batch: ForwardBatch) -> AdapterRows | None:
         rows = batch.adapters

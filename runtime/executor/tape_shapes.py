@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-MAX_TOKENS = 256  # of a step, and of its tape; in larger steps the products take long and Python's share is small
+MAX_TOKENS = 512  # of a step, and of its tape; in larger steps the products take long and Python's share is small
 MAX_ROWS = 32  # of a step with more tokens than that: attention's parts are laid out for rows as long as the table
 MULTIPLE = 8  # of tokens in steps of more than MAX_ROWS
+MANY_TOKENS, LARGE_MULTIPLE = 256, 16  # in steps of more than so many
 SHORT_CONTEXT = 512  # tokens
 StepShape = tuple[int, int]  # rows, tokens
 
@@ -32,12 +33,14 @@ def usual_shapes(max_rows: int) -> Iterator[StepShape]:
     """
     yield from ((n, n) for n in range(1, min(MAX_ROWS, max_rows) + 1))
     for num_rows in (1, 2, 4, 8, 16):  # copies of a token are rows too
-        yield from ((num_rows, n) for n in range(MAX_ROWS + MULTIPLE, MAX_TOKENS + 1, MULTIPLE))
+        yield from ((num_rows, n) for n in range(MAX_ROWS + MULTIPLE, MANY_TOKENS + 1, MULTIPLE))
+    for num_rows in (1, 2, 4, 8, 16):
+        yield from ((num_rows, n) for n in range(MANY_TOKENS + LARGE_MULTIPLE, MAX_TOKENS + 1, LARGE_MULTIPLE))
 
 
 def num_copies(num_tokens: int) -> int:
     """Copies of a token that are added to a step of more than ``MAX_ROWS`` tokens, each as a row."""
-    return -num_tokens % MULTIPLE
+    return -num_tokens % (LARGE_MULTIPLE if num_tokens > MANY_TOKENS else MULTIPLE)
 
 
 def padded_rows(num_rows: int, num_tokens: int, *, longest: int, context: int) -> int:

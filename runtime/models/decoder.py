@@ -180,17 +180,48 @@ class Model:
         kv: KVPool,
         *,
         before: torch.Tensor | None = None,
-        at_layer: Callable[[], object] = lambda: None,
     ) -> torch.Tensor:
         """``features`` of embedded tokens x [T, C]; ``residual`` is x in float32, and neither is changed. ``before``:
         what layers on other ranks have added to x.
 
-        It does not read ``batch.token_ids``, so a tape recorded here serves any tokens. ``at_layer`` is called before
-        each layer.
+        It does not read ``batch.token_ids``, so a tape recorded here serves any tokens.
+        """
+        x, residual = self.run_to_last(x, residual, batch, kv, before=before)
+        if not len(x):
+            return x
+        if batch.num_logits < batch.num_tokens:
+            x, residual = x[batch.logits_rows], residual[batch.logits_rows]
+        return self.finish(x, residual, batch.logits_adapters)
+
+    def run_to_last(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        batch: ForwardBatch,
+        kv: KVPool,
+        *,
+        before: torch.Tensor | None = None,
+        at_layer: Callable[[], object] = lambda: None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``run_body`` up to the last layer's feed-forward, whose inputs [T, C] it returns; [0, C] where no logits are
+        wanted, for which that layer's keys and values are enough. ``at_layer`` is called before each layer.
         """
         x, added, residual = self._run(self.layers[:-1], x, before, residual, batch, kv, at_layer=at_layer)
         at_layer()
-        return self._finish(x, added, residual, batch, kv)
+        last = self.layers[-1]
+        x, total = last.attention_norm(x, added)
+        residual = residual if added is None else total
+        if not batch.num_logits_of_step:
+            last.attention.write(x, batch, kv, last.cos_sin)
+            return x[:0], residual[:0]
+        x = last.attention(x, batch, kv, last.cos_sin)
+        return (x, residual) if batch.num_logits else (x[:0], residual[:0])
+
+    def finish(self, x: torch.Tensor, residual: torch.Tensor, adapters: AdapterRows | None) -> torch.Tensor:
+        """The rest of the last layer for the tokens with logits: the head's input, as x [L, C]."""
+        x, residual = self.layers[-1].feed_forward(x, residual, adapters)
+        x, _ = self.norm(x, residual)
+        return x
 
     @staticmethod
     def _run(
@@ -211,22 +242,3 @@ class Model:
             x = layer.attention(x, batch, kv, layer.cos_sin)
             x, added = layer.feed_forward(x, residual, batch.adapters)
         return x, added, residual
-
-    def _finish(
-        self, x: torch.Tensor, added: torch.Tensor | None, residual: torch.Tensor, batch: ForwardBatch, kv: KVPool
-    ) -> torch.Tensor:
-        """The rest of the last layer, for ``logits_rows`` only: other tokens need only its keys and values."""
-        last = self.layers[-1]
-        x, total = last.attention_norm(x, added)
-        residual = residual if added is None else total
-        if not batch.num_logits_of_step:
-            last.attention.write(x, batch, kv, last.cos_sin)
-            return x[:0]
-        x = last.attention(x, batch, kv, last.cos_sin)
-        if not batch.num_logits:
-            return x[:0]
-        if batch.num_logits < batch.num_tokens:
-            x, residual = x[batch.logits_rows], residual[batch.logits_rows]
-        x, residual = last.feed_forward(x, residual, batch.logits_adapters)
-        x, _ = self.norm(x, residual)
-        return x

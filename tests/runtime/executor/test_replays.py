@@ -139,8 +139,13 @@ def test_prompts_and_drafts_run_from_few_tapes_with_copies_of_a_token(
     for i in range(6):
         both.step(dict.fromkeys(range(8), 4 + i % 2), num_logits=num_logits)
     both.step({5: MAX_TOKENS}, num_logits=num_logits)
-    assert both.num_replayed == 12
-    assert set(both.replays.kept) == {(1, 64), (4, 64), (8, 64), (8, 40), (29, 32), (1, MAX_TOKENS)}
+    both.step({6: 263, 0: 2}, num_logits=num_logits)
+    assert both.num_replayed == 13
+    assert set(both.replays.kept) == {(1, 64), (4, 64), (8, 64), (8, 40), (29, 32), (1, MAX_TOKENS), (16, 272)}
+    # The last layer's feed-forward is in the tapes of small steps alone.
+    lengths = {shape: len(recorded.tape) for shape, recorded in both.replays.kept.items() if recorded is not None}
+    small = lengths.pop((29, 32))
+    assert len(set(lengths.values())) == 1 and 0 < lengths[1, 64] < small
 
 
 def test_tapes_can_be_recorded_before_their_first_step(model: Model, num_threads: int) -> None:
@@ -151,11 +156,11 @@ def test_tapes_can_be_recorded_before_their_first_step(model: Model, num_threads
     num_recorded = 0
     while both.replays.record_ahead(torch.from_numpy(both.table)):
         num_recorded += 1
-    assert num_recorded == 4 + 5 * 28 and {shape for shape in both.replays.kept if shape[1] <= MAX_ROWS} == {
+    assert num_recorded == 4 + 5 * (28 + 16) and {shape for shape in both.replays.kept if shape[1] <= MAX_ROWS} == {
         (n, n) for n in range(1, 6)
     }
     assert {shape for shape in both.replays.kept if shape[1] > MAX_ROWS} == {
-        (num_rows, n) for num_rows in (1, 2, 4, 8, 16) for n in range(40, MAX_TOKENS + 1, 8)
+        (num_rows, n) for num_rows in (1, 2, 4, 8, 16) for n in (*range(40, 257, 8), *range(272, MAX_TOKENS + 1, 16))
     }
     assert (both.table == table).all() and all(torch.equal(a, b.k[0]) for a, b in zip(pools, both.pools, strict=True))
     for num_rows in (5, 3, 1, 4, 2):
@@ -219,15 +224,15 @@ def test_layers_that_repeat_are_not_recorded_again(
     path = make_tiny_gguf(tmp_path / "deep.gguf", seed=2, kinds=kinds, context_length=1300, num_layers=14)
     both = TwoWays(load_model(path, EngineConfig(model="tiny", max_seq_len=1300)), num_rows=3)
     recorded = list[int]()
-    count = Model.run_body
+    count = Model.run_to_last
 
-    def counted(model: Model, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def counted(model: Model, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         recorded.append(len(model.layers))
         return count(model, *args, **kwargs)
 
     both.step({0: 40, 1: 600}, num_logits=0)
     both.step({0: 1})
-    monkeypatch.setattr(Model, "run_body", counted)
+    monkeypatch.setattr(Model, "run_to_last", counted)
     for counts in ({0: 1, 1: 1}, {2: 5}, {2: 2}, {0: 61}, {0: 17, 2: 30}, {0: 5, 1: 17}):
         recorded.clear()
         both.step(counts)
