@@ -84,7 +84,8 @@ def run_load(
         raise InvalidParams(f"{load.rows} rows, but max_running is {engine.config.max_running}")
     if flush:
         engine.cache.flush()
-    params = SamplingParams(max_tokens=load.new_tokens, temperature=0.0, ignore_eos=not load.grammar)
+    # Answers may be shorter than the grammar's shortest text.
+    params = SamplingParams(max_tokens=load.new_tokens, temperature=0.0, ignore_eos=not load.grammar, finish="cut")
     grammar = GrammarSpec("json_schema", json.dumps(SCHEMA)) if load.grammar else None
     inbox: list[tuple[bytes, ClientMessage]] = [
         (

@@ -81,7 +81,7 @@ def test_a_shape_is_slow_at_its_first_step_which_is_recorded():
     assert tapes.has_decode(1) and not tapes.has_decode(3)  # one row was warmed up
     assert [tapes.extra_s(three) for _ in range(3)] == [4.0, 0.0, 0.0]
     assert tapes.has_decode(3)
-    long = StepPlan(1, (row(0, 0, 300),))
+    long = StepPlan(1, (row(0, 0, 600),))
     assert [tapes.extra_s(long) for _ in range(7)] == [1.0] * 7  # more tokens than a tape has
     assert [Tapes(NO_TAPES).extra_s(three), Tapes(NO_TAPES).has_decode(40)] == [0.0, True]
 

@@ -78,6 +78,11 @@ def test_watching_changes_no_answer_and_finds_every_part(engine: EngineCore) -> 
     assert "decode steps" in table and "prefill steps" in table and "schedule" in table
 
 
+def test_a_load_with_a_grammar_may_be_shorter_than_its_shortest_text(engine: EngineCore) -> None:
+    ran = run_load(engine, Load(rows=2, prompt_tokens=8, new_tokens=2, grammar=True))
+    assert 0 < ran.output_tokens <= 4
+
+
 def test_a_trace_has_every_span_in_microseconds(engine: EngineCore, tmp_path: Path) -> None:
     spans = Spans()
     watch(engine, spans)
