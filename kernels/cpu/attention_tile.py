@@ -225,9 +225,14 @@ def prefetch_rows(context: Context, first: int, count: int, num_heads: int) -> N
     """Fetches a tile's rows of ``num_heads`` neighbouring heads into the processor's cache while something else is
     computed.
     """
+    size = context.row_bytes * num_heads
+    in_pairs = size - size % 128
     for j in range(count):
         at = _row(context, first + j)
-        for offset in range(0, context.row_bytes * num_heads, 64):
+        for offset in range(0, in_pairs, 128):  # a loop of single lines takes a tenth of a decode step's attention
+            prefetch(at + offset)
+            prefetch(at + offset + 64)
+        for offset in range(in_pairs, size, 64):
             prefetch(at + offset)
 
 

@@ -14,7 +14,7 @@ All forms give the same sums, which are integers below 2^31, so the results are 
 
 from collections.abc import Callable
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -46,8 +46,22 @@ from .packing import GROUP_LEN, QUADS, record_len
 from .vector import compiled, fetch
 
 BYTES, TWO_BYTES, WORDS, WIDE_WORDS = 1, 2, 3, 4
+WIDE_ROWS, WIDE_BLOCKS = 4, 2
+MOST_LATER = 256
 _AHEAD = 8192  # bytes from the weights of a group to those that are fetched into the cache meanwhile
 FINER = 254  # steps of the lower part in one of the upper: a rounding error is at most half a step
+
+
+class Wide(NamedTuple):
+    """Of a tile that has some of a record's rows, and whose weights many such tiles read one after another: its first
+    row, and which weights are fetched meanwhile. With each group up to MOST_LATER bytes from ``later`` on, which then
+    moves by ``step`` bytes.
+    """
+
+    first: Any
+    later: Any
+    step: Any
+
 
 Rows = list[Any]  # a value for each row of a tile
 Grid = list[list[Any]]  # for each row of a tile, one for each register of its 16 outputs
@@ -72,8 +86,9 @@ def x_record_len(form: int, rows: int) -> int:
     return numbers_at(form, rows) + (1 if form == BYTES else 2) * GROUP_LEN * rows
 
 
-def group_tile(one: Isa, num_rows: int, bits: int, x_bits: int) -> Callable[..., None]:
-    """``emit(builder, weights, x, num_groups, out)``: 16 outputs of the first rows of a record, to float32 [rows, 16].
+def group_tile(one: Isa, num_rows: int, bits: int, x_bits: int, *, num_blocks: int = 1) -> Callable[..., None]:
+    """``emit(builder, weights, x, num_groups, out)``: the outputs of ``num_rows`` rows of a record, to float32
+    [rows, 16 * blocks]. The neighbouring blocks of 16 outputs begin at ``weights``. With a ``Wide``, see there.
 
     The sum of a group is rounded to float32 once; scales are applied in the same order on every instruction set.
     """
@@ -82,42 +97,59 @@ def group_tile(one: Isa, num_rows: int, bits: int, x_bits: int) -> Callable[...,
     floats, halves = ir.VectorType(F32, one.lanes), ir.VectorType(F16, one.lanes)
     weight_bytes = LANES * GROUP_LEN * bits // 8
     count = _counter(one, bits, form, rows)
+    width = num_blocks * len(registers)  # registers of a row
 
-    def emit(builder: Any, weights: Any, x: Any, num_groups: Any, out: Any) -> None:
+    def emit(builder: Any, weights: Any, x: Any, num_groups: Any, out: Any, wide: Wide | None = None) -> None:
+        block_len = builder.mul(num_groups, number(record_len(bits)))
+
         def each_row(record: Any, offset: int) -> Rows:
             return [splat(builder, load_at(builder, F32, record, offset + 4 * r), one.lanes) for r in range(num_rows)]
 
-        def halves_at(w: Any, offset: int) -> list[Any]:
+        def halves_at(blocks: list[Any], offset: int) -> list[Any]:
             return [
-                _widen_halves(builder, one, load_at(builder, halves, w, offset + 2 * one.lanes * p)) for p in registers
+                _widen_halves(builder, one, load_at(builder, halves, w, offset + 2 * one.lanes * p))
+                for w in blocks
+                for p in registers
             ]
 
         def step(_: Any, state: list[Any]) -> list[Any]:
-            w, record, *sums = state
-            # Without AMX fewer rows do not fetch: on an AMD core one row became slower.
-            if one.has_tiles or num_rows == rows:
+            w, record, numbers, later, *sums = state
+            blocks = [w]
+            while len(blocks) < num_blocks:
+                blocks.append(builder.add(blocks[-1], block_len))
+            if wide is not None:
+                fetch(builder, later, MOST_LATER)
+                later = builder.add(later, wide.step)
+            elif one.has_tiles or num_rows == rows:  # without AMX fewer rows do not: on an AMD core one became slower
                 fetch(builder, builder.add(w, number(_AHEAD)), record_len(bits))
-            totals = count(builder, w, record, num_rows)
-            scale, scales = halves_at(w, weight_bytes), each_row(record, 0)
+            totals = count(builder, blocks, record, numbers, num_rows)
+            scale, scales = halves_at(blocks, weight_bytes), each_row(record, 0)
             for r in range(num_rows):
-                for p in registers:
-                    at_sum = r * len(registers) + p
+                for p in range(width):
+                    at_sum = r * width + p
                     product = builder.fmul(totals[r][p], scale[p], flags=FUSED)
                     sums[at_sum] = fused(builder, sums[at_sum], product, scales[r])
             if bits == 4:
-                zero, x_sums = halves_at(w, weight_bytes + 2 * LANES), each_row(record, 4 * rows)
+                zero, x_sums = halves_at(blocks, weight_bytes + 2 * LANES), each_row(record, 4 * rows)
                 for r in range(num_rows):
-                    for p in registers:
-                        at_sum = r * len(registers) + p
+                    for p in range(width):
+                        at_sum = r * width + p
                         sums[at_sum] = fused(builder, sums[at_sum], zero[p], x_sums[r])
             return [
                 builder.add(w, number(record_len(bits))),
                 builder.add(record, number(x_record_len(form, rows))),
+                builder.add(numbers, number(x_record_len(form, rows))),
+                later,
                 *sums,
             ]
 
-        zeros = [constant(floats, 0.0)] * (num_rows * len(registers))
-        _, _, *sums = carry(builder, num_groups, [weights, x, *zeros], step)
+        record, numbers, later = x, x, number(0)
+        if wide is not None:  # the rows' scalars are 4 bytes apart, their numbers as many as they take
+            record = builder.add(x, builder.mul(wide.first, number(4)))
+            numbers = builder.add(x, builder.mul(wide.first, number(GROUP_LEN)))
+            later = wide.later
+        zeros = [constant(floats, 0.0)] * (num_rows * width)
+        _, _, _, _, *sums = carry(builder, num_groups, [weights, record, numbers, later, *zeros], step)
         for i, total in enumerate(sums):
             place = at(builder, F32, out, number(one.lanes * i))
             builder.store(total, builder.bitcast(place, floats.as_pointer()), align=4)
@@ -149,9 +181,29 @@ def block_tiles(bits: int, x_bits: int) -> Any:
     return compiled(types.void, *(types.int64,) * 5)(emit)
 
 
+def has_wide_tiles(one: Isa) -> bool:
+    """Whether the sums of a wide tile fit in registers: WIDE_ROWS by WIDE_BLOCKS blocks of outputs, for which each
+    number of x is read once.
+    """
+    return one.byte_products == "vpdpbusd" and one.lanes * one.num_registers >= 512
+
+
+def wide_tile(bits: int, x_bits: int) -> Any:
+    """Compiled: ``f(weights, x, num_groups, out, first, later, step)``, WIDE_ROWS rows by WIDE_BLOCKS; see ``Wide``."""
+
+    def emit(builder: Any, weights: Any, x: Any, num_groups: Any, out: Any, *wide: Any) -> None:
+        if has_wide_tiles(isa()):
+            tile = group_tile(isa(), WIDE_ROWS, bits, x_bits, num_blocks=WIDE_BLOCKS)
+            tile(builder, weights, x, num_groups, out, Wide(*wide))
+
+    emit.__name__ = f"wide_tile_{bits}x{x_bits}"
+    return compiled(types.void, *(types.int64,) * 7)(emit)
+
+
 # -- the exact sums of one group, as floats ----------------------------------------------------------------------------
 
-Count = Callable[[Any, Any, Any, int], Grid]  # (builder, weights, record, num_rows)
+# (builder, weights of each block, record, numbers, num_rows): numbers of x are counted from ``numbers``
+Count = Callable[[Any, list[Any], Any, Any, int], Grid]
 
 
 def _counter(one: Isa, bits: int, form: int, rows: int) -> Count:
@@ -175,8 +227,9 @@ def _bytes_counter(one: Isa, bits: int, form: int, rows: int) -> Count:
     # The lower half of each byte, and then its upper half: one register of packed weights at a time.
     order = [j for first in range(4) for j in range(first, QUADS, 4)] if is_short else range(QUADS)
 
-    def count(builder: Any, w: Any, record: Any, num_rows: int) -> Grid:
-        weights = quads(builder, one, bits, w)
+    def count(builder: Any, blocks: list[Any], record: Any, numbers: Any, num_rows: int) -> Grid:
+        each = [quads(builder, one, bits, w) for w in blocks]
+        weights = [[quad for block in each for quad in block[j]] for j in range(QUADS)]
         if signed_weights:
             weights = [[builder.xor(quad, constant(ints, 0x80808080)) for quad in row] for row in weights]
 
@@ -187,7 +240,7 @@ def _bytes_counter(one: Isa, bits: int, form: int, rows: int) -> Count:
                 for r in range(num_rows):
                     first = load_at(builder, I32, record, (8 + 4 * plane) * rows + 4 * r)
                     counts[r] = [builder.add(total, splat(builder, first, one.lanes)) for total in counts[r]]
-            x = [_x_quads(builder, one, record, start + GROUP_LEN * r) for r in range(num_rows)]
+            x = [_x_quads(builder, one, numbers, start + GROUP_LEN * r) for r in range(num_rows)]
             for j in order:
                 for r in range(num_rows):
                     four = x[r](j)
@@ -195,7 +248,7 @@ def _bytes_counter(one: Isa, bits: int, form: int, rows: int) -> Count:
             return counts
 
         joins_integers = is_short and 3 * num_rows * len(registers) > one.num_registers
-        nothing = [[constant(ints, 0) for _ in registers] for _ in range(num_rows)]
+        nothing = [[constant(ints, 0)] * (len(blocks) * len(registers))] * num_rows
         upper = add_plane(0, nothing)
         if form == TWO_BYTES and joins_integers:
             upper = add_plane(1, [[builder.mul(total, constant(ints, FINER)) for total in row] for row in upper])
@@ -238,7 +291,7 @@ def _saturating_counter(one: Isa, form: int, rows: int) -> Count:
     ints, floats = ir.VectorType(I32, one.lanes), ir.VectorType(F32, one.lanes)
     registers = range(LANES // one.lanes)
 
-    def count(builder: Any, w: Any, record: Any, num_rows: int) -> Grid:
+    def count(builder: Any, blocks: list[Any], record: Any, numbers: Any, num_rows: int) -> Grid:
         multiply = declared(builder, "llvm.x86.avx2.pmadd.ub.sw", words, bytes_, bytes_)
         add_pairs = declared(builder, "llvm.x86.avx2.pmadd.wd", ints, words, words)
 
@@ -257,7 +310,7 @@ def _saturating_counter(one: Isa, form: int, rows: int) -> Count:
             return [builder.add(w, number(4 * LANES)), builder.add(x, number(4)), *sums]
 
         zeros = [constant(words, 0)] * (num_rows * len(registers))
-        _, _, *sums = carry(builder, opaque(builder, QUADS // 2), [w, record, *zeros], step)
+        _, _, *sums = carry(builder, opaque(builder, QUADS // 2), [*blocks, numbers, *zeros], step)
         totals: Grid = []
         for r in range(num_rows):
             first = splat(builder, load_at(builder, I32, record, 8 * rows + 4 * r), one.lanes)
@@ -274,7 +327,7 @@ def _words_counter(one: Isa, bits: int, form: int, rows: int) -> Count:
     floats, words = ir.VectorType(F32, one.lanes), ir.VectorType(I16, 2 * one.lanes)
     registers = range(LANES // one.lanes)
 
-    def count(builder: Any, w: Any, record: Any, num_rows: int) -> Grid:
+    def count(builder: Any, blocks: list[Any], record: Any, numbers: Any, num_rows: int) -> Grid:
         def step(_: Any, state: list[Any]) -> list[Any]:
             w, x, *counts = state
             packed = [builder.bitcast(_vector_at(builder, one, w, 0, p), words) for p in registers]
@@ -292,7 +345,7 @@ def _words_counter(one: Isa, bits: int, form: int, rows: int) -> Count:
 
         firsts = [splat(builder, load_at(builder, I32, record, 8 * rows + 4 * r), one.lanes) for r in range(num_rows)]
         counts = [first for first in firsts for _ in registers]
-        _, _, *counts = carry(builder, opaque(builder, QUADS * bits // 8), [w, record, *counts], step)
+        _, _, *counts = carry(builder, opaque(builder, QUADS * bits // 8), [*blocks, numbers, *counts], step)
         totals = [builder.sitofp(total, floats) for total in counts]
         return [totals[r * len(registers) : (r + 1) * len(registers)] for r in range(num_rows)]
 

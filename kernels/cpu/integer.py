@@ -18,7 +18,20 @@ from torch import Tensor
 
 from ...cpu_isa import isa
 from .entry import FIRST_DONE, FIRST_TASK, TASK, THREAD, counters, end_of_numbers, entry, task_of
-from .group_tile import FINER, TWO_BYTES, WIDE_WORDS, WORDS, block_tiles, numbers_at, x_form, x_record_len
+from .group_tile import (
+    FINER,
+    TWO_BYTES,
+    WIDE_BLOCKS,
+    WIDE_ROWS,
+    WIDE_WORDS,
+    WORDS,
+    block_tiles,
+    has_wide_tiles,
+    numbers_at,
+    wide_tile,
+    x_form,
+    x_record_len,
+)
 from .llvm import LANES
 from .machine_code import helper, inlined
 from .packing import GROUP_LEN, record_len
@@ -46,6 +59,8 @@ from .vector import (
     when_compiled,
 )
 
+# From so many rows on tiles are wide: a head's products are long, and with few rows memory sets the pace of others.
+_WIDE_FROM, _WIDE_FROM_OF_HEAD = 32, 9
 _BLOCKS_AT_ONCE = 2  # their weights stay in the first cache from one tile of rows to the next
 _MIN_SHARE = 200_000  # products worth a second thread
 _ALONE_ROWS, _ALONE_BLOCKS = 16, 512  # up to so many rows, or from so many blocks of outputs on, see ALONE_THREADS
@@ -134,8 +149,14 @@ def _form(bits: int, x_bits: int) -> Any:
 _form_4x8, _form_4x16, _form_8x8, _form_8x16 = (_form(bits, x_bits) for bits in (4, 8) for x_bits in (8, 16))
 _tiles_4x8, _tiles_4x16, _tiles_8x8, _tiles_8x16 = (block_tiles(bits, x_bits) for bits in (4, 8) for x_bits in (8, 16))
 _RECORD_4, _RECORD_8 = record_len(4), record_len(8)
-_MAX_TILE_ROWS = 8
-_local_tile = local_floats(_MAX_TILE_ROWS * LANES)
+_wide_4x8, _wide_4x16, _wide_8x8, _wide_8x16 = (wide_tile(bits, x_bits) for bits in (4, 8) for x_bits in (8, 16))
+_has_wide_tiles = when_compiled("has_wide_tiles", lambda: int(has_wide_tiles(isa())))
+_local_tile = local_floats(8 * LANES)
+
+
+@helper
+def _wide_block_4x8(weights: int, x: int, num_groups: int, out: int, first: int, later: int, step: int) -> None:
+    _wide_4x8(weights, x, num_groups, out, first, later, step)
 
 
 @helper
@@ -144,13 +165,28 @@ def _block_4x8(weights: int, x: int, num_groups: int, out: int, rows: int) -> No
 
 
 @helper
+def _wide_block_4x16(weights: int, x: int, num_groups: int, out: int, first: int, later: int, step: int) -> None:
+    _wide_4x16(weights, x, num_groups, out, first, later, step)
+
+
+@helper
 def _block_4x16(weights: int, x: int, num_groups: int, out: int, rows: int) -> None:
     _tiles_4x16(weights, x, num_groups, out, rows)
 
 
 @helper
+def _wide_block_8x8(weights: int, x: int, num_groups: int, out: int, first: int, later: int, step: int) -> None:
+    _wide_8x8(weights, x, num_groups, out, first, later, step)
+
+
+@helper
 def _block_8x8(weights: int, x: int, num_groups: int, out: int, rows: int) -> None:
     _tiles_8x8(weights, x, num_groups, out, rows)
+
+
+@helper
+def _wide_block_8x16(weights: int, x: int, num_groups: int, out: int, first: int, later: int, step: int) -> None:
+    _wide_8x16(weights, x, num_groups, out, first, later, step)
 
 
 @helper
@@ -161,25 +197,25 @@ def _block_8x16(weights: int, x: int, num_groups: int, out: int, rows: int) -> N
 @entry
 def _run_4x8(call: IntegerCall) -> None:
     rounded = _round_rows(call, 8, _form_4x8())
-    _multiply_blocks(call, rounded, _RECORD_4, _form_4x8(), _block_4x8)
+    _multiply_blocks(call, rounded, _RECORD_4, _form_4x8(), _block_4x8, _wide_block_4x8, _WIDE_FROM)
 
 
 @entry
 def _run_4x16(call: IntegerCall) -> None:
     rounded = _round_rows(call, 8, _form_4x16())
-    _multiply_blocks(call, rounded, _RECORD_4, _form_4x16(), _block_4x16)
+    _multiply_blocks(call, rounded, _RECORD_4, _form_4x16(), _block_4x16, _wide_block_4x16, _WIDE_FROM)
 
 
 @entry
 def _run_8x8(call: IntegerCall) -> None:
     rounded = _round_rows(call, 128, _form_8x8())
-    _multiply_blocks(call, rounded, _RECORD_8, _form_8x8(), _block_8x8)
+    _multiply_blocks(call, rounded, _RECORD_8, _form_8x8(), _block_8x8, _wide_block_8x8, _WIDE_FROM)
 
 
 @entry
 def _run_8x16(call: IntegerCall) -> None:
     rounded = _round_rows(call, 128, _form_8x16())
-    _multiply_blocks(call, rounded, _RECORD_8, _form_8x16(), _block_8x16)
+    _multiply_blocks(call, rounded, _RECORD_8, _form_8x16(), _block_8x16, _wide_block_8x16, _WIDE_FROM_OF_HEAD)
 
 
 @helper
@@ -312,18 +348,44 @@ def _num_tasks(call: IntegerCall) -> int:
 
 
 @inlined
-def _multiply_blocks(call: IntegerCall, rounded: int, weight_record: int, form: int, multiply_block: Any) -> None:
+def _multiply_blocks(
+    call: IntegerCall,
+    rounded: int,
+    weight_record: int,
+    form: int,
+    multiply_block: Any,
+    multiply_wide: Any,
+    wide_from: int,
+) -> None:
     num_rows, num_groups, packed, num_outputs = call.num_rows, call.width // GROUP_LEN, call.packed, call.num_outputs
     bias, out, out_kind, out_step = call.bias, call.out, call.out_kind, call.out_step
     blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
     tile, tile_rows, record = _local_tile(), _tile_rows(), x_record_len(form, _tile_rows())
     num_tasks, regions = _num_tasks(call), call.regions
+    is_wide = _has_wide_tiles() != 0 and num_rows >= wide_from and picked == 0
+    # Each tile of rows fetches its share of the next blocks' weights.
+    pair_len, num_tiles = WIDE_BLOCKS * num_groups * weight_record, (num_rows + WIDE_ROWS - 1) // WIDE_ROWS
+    later_step = (WIDE_BLOCKS * weight_record + 64 * num_tiles - 1) // (64 * num_tiles) * 64
     number = take_number(counters(call), TASK)
     while number < end_of_numbers(num_tasks, regions):
         task = task_of(number, num_tasks, regions)
         end = min((task + 1) * blocks_a_task, num_blocks)
         for first in range(task * blocks_a_task, end, _BLOCKS_AT_ONCE):
             x = rounded
+            if is_wide and first + WIDE_BLOCKS <= end:
+                weights = packed + first * num_groups * weight_record
+                later = weights + pair_len
+                for row in range(0, num_rows, WIDE_ROWS):
+                    first_row = row % tile_rows
+                    multiply_wide(weights, x, num_groups, tile, first_row, later, later_step)
+                    later += num_groups * later_step
+                    for r in range(min(WIDE_ROWS, num_rows - row)):
+                        for i in range(WIDE_BLOCKS):
+                            at, column = (r * WIDE_BLOCKS + i) * LANES, (first + i) * LANES
+                            put_outputs(tile, at, bias, out, out_kind, row + r, out_step, column, num_outputs)
+                    if first_row + WIDE_ROWS == tile_rows:
+                        x += num_groups * record
+                continue
             for row in range(0, num_rows, tile_rows):
                 rows = min(tile_rows, num_rows - row)
                 for i in range(first, min(first + _BLOCKS_AT_ONCE, end)):

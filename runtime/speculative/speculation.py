@@ -23,6 +23,7 @@ from .control import Outcomes, Patience
 from .costs import StepCosts
 from .drafter import Drafter, Price, Proposal, Want
 
+_LEAST_WORTH = 0.5  # of a token's cost: below it no step runs the token, not even to have a usual size
 _LEAST_GAIN = 1.03  # in expected tokens per second, because chances and costs are estimates
 # Sizes of steps with drafts are multiples of these, up to each bound: kernels work in fours and eights, tiles in
 # sixteens, and the costs of few sizes are learnt sooner.
@@ -183,7 +184,10 @@ class Speculation:
             step.drafting_s[drafter.source] += self._clock() - start_s
             if found is None:
                 continue
-            length = num_possible(found.draft, want)
+            # Whether the grammar allows tokens is asked of those alone that may pay; chances fall along a draft.
+            length = int(np.count_nonzero(found.reached() * price.token_s > _LEAST_WORTH * price.row_s))
+            if length:
+                length = num_possible(found.draft.cut(length), want)
             if not length:
                 continue
             found = Proposal(found.draft.cut(length), found.chances[:length])

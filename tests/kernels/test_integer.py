@@ -63,7 +63,7 @@ def weights(bits: int, num_outputs: int, num_groups: int) -> tuple[torch.Tensor,
 
 
 @pytest.mark.skipif(cpu_isa.isa().name == "portable", reason="this CPU may not fuse a product with a sum")
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 9])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 7, 9, 45])
 @pytest.mark.parametrize(("bits", "precision"), [(4, "int8"), (4, "int16"), (8, "int8"), (8, "int16")])
 def test_a_product_is_the_loop_s_to_the_bit(bits: int, precision: Any, num_rows: int) -> None:
     q, centred, scale, zero = weights(bits, 33, 5)

@@ -54,7 +54,7 @@ class TwoWays:
             rows.append(PlanRow(row, row, start, ids, slots, stale, 1, adapter=self.adapters[row]))
         plan = StepPlan(0, tuple(rows))
         want, got = (executor.forward(plan).whole() for executor in self.executors)
-        assert torch.allclose(got, want, atol=1e-5), (got - want).abs().max()
+        assert torch.allclose(got, want, atol=3e-5), (got - want).abs().max()  # sums of padded batches in another order
         return got
 
 
