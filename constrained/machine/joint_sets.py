@@ -284,6 +284,9 @@ class JointSets:
         return stack[0]
 
 
+_FIRST = np.int64(0)  # not a literal, for which numba would compile a function once more
+
+
 @nb.njit(cache=True, nogil=True)
 def evaluated(about_sets, formulas, joint, is_end, stack):
     """The formula of the row ``joint``: whether a text that ends here is in it; or, unless ``is_end``, TRUE where every
@@ -586,7 +589,7 @@ def has_tried_text(tables, joint_tables, number):
     for i in range(num_ways):
         way = (joint_tables[0][LAST_WAY] + i) % num_ways
         if way == 0:
-            told = has_listed_text(tables, joint_tables, np.int64(0))
+            told = has_listed_text(tables, joint_tables, _FIRST)
         else:  # a text of ``language`` that is longer than all of the language ``bound``
             bound, language = (way - 1) // num_languages - 1, (way - 1) % num_languages
             least = np.int64(0)

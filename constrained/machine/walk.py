@@ -72,6 +72,10 @@ def _to_pointer(typingctx, address, like):
 _pointer: Any = intrinsic(_to_pointer)  # of two arguments where compiled code calls it
 
 
+# Not literals: numba would compile what they are passed to once more for each.
+_NONE, _ONE = np.int64(0), np.int64(1)
+
+
 @nb.njit(inline="always")
 def _u8(address):
     return nb.carray(_pointer(address, np.uint8(0)), (1,))
@@ -633,7 +637,7 @@ def walk_state(control, trie, mask, state, aux, stack, pending, out):
     control[SCRATCH] = control[NUM_STACKS]
     control[NUM_EXITS] = 0
     pending[0, 0], pending[0, 1], pending[0, 2], pending[0, 3], pending[0, 4] = -1, state, aux, stack, 0
-    return walk_trie(control, trie, mask, pending, 1, out)
+    return walk_trie(control, trie, mask, pending, _ONE, out)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -648,7 +652,7 @@ def walk_behind(control, trie, mask, exits, low, high, stack, pending, out):
     control[SCRATCH] = control[NUM_STACKS]
     control[NUM_EXITS] = 0
     wanted = _i64(control[WANTED])
-    num_wanted = num_results = num_regions = 0
+    num_wanted = num_results = num_regions = _NONE
     for i in range(len(exits)):
         if exits[i, 3] < low or exits[i, 3] + exits[i, 4] > high:
             continue
@@ -714,7 +718,7 @@ def mask_at(control, trie, state, aux, stack):
     control[NUM_EXITS] = 0
     pending, out = _regions(control[PENDING], control[ROOM]), _regions(control[OUT], control[ROOM])
     pending[0, 0], pending[0, 1], pending[0, 2], pending[0, 3], pending[0, 4] = -1, state, aux, stack, 0
-    count, num_wanted = walk_trie(control, trie, mask, pending, 1, out)
+    count, num_wanted = walk_trie(control, trie, mask, pending, _ONE, out)
     return count, num_wanted, keep_mask(control, state, aux, stack) if count == 0 else NOT_KEPT
 
 
@@ -725,7 +729,7 @@ def mask_behind(control, trie, exits, low, high, state, aux, stack):
     The last of the numbers returned is that of the regions, as of ``walk_behind``.
     """
     mask = _u32(control[MASK])
-    count, num_wanted, num_regions = np.int64(0), np.int64(0), np.int64(0)
+    count, num_wanted, num_regions = _NONE, _NONE, _NONE
     if len(exits) > 0:
         pending, out = _regions(control[PENDING], control[ROOM]), _regions(control[OUT], control[ROOM])
         count, num_wanted, num_regions = walk_behind(control, trie, mask, exits, low, high, stack, pending, out)
@@ -761,7 +765,7 @@ def mask_beside(control, trie, state, beside, stack):
     room = control[ROOM]
     pending, out = _regions(control[PENDING], room), _regions(control[OUT], room)
     state_at[0], beside_at[0] = state, beside
-    num_regions = np.int64(0)
+    num_regions = _NONE
     first_nodes, first_bytes = _i32(trie[T_FIRST_NODES]), _u8(trie[T_FIRST_BYTES])
     next_first, next_end = np.int64(0), np.int64(0)
     for place in (state, beside):
@@ -808,7 +812,7 @@ def mask_beside(control, trie, state, beside, stack):
         num_regions += 1
         at = np.int64(ends[at])
     short, num_wanted = walk_trie(control, trie, mask, pending, num_regions, out)
-    kept = keep_mask(control, state, 0, stack) if short == 0 else NOT_KEPT
+    kept = keep_mask(control, state, _NONE, stack) if short == 0 else NOT_KEPT
     return short, num_wanted, kept, num_regions
 
 

@@ -5,16 +5,22 @@ A failed compilation is kept as well: the same spec fails again without being co
 
 from __future__ import annotations
 
+import logging
+import subprocess
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, cast
 
 from ... import constrained
+from ...constrained import compiling
 from ...constrained.peers import Peer, compile_with, load_peer
 from ...constrained.spec import GrammarSpec
+from ...cpu_isa import CpuIsa
 from .priority import behind_steps
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 MOST_KEPT = 256
 LARGE_TEXT = 32_000  # characters; compiling these may take a second
@@ -26,7 +32,10 @@ class Grammars:
     Small and large grammars have a thread each, so that a small one does not wait seconds for a large one.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, engine: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, engine: str, cpu_isa: CpuIsa = "auto") -> None:
+        self._cpu_isa = cpu_isa
+        self._walks: subprocess.Popen[bytes] | None = None  # compiles them
+        self._is_closed = False
         self._tokenizer = tokenizer
         self._engine = engine
         self._small = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -38,6 +47,8 @@ class Grammars:
     def begin(self) -> None:
         """Make the vocabulary's tables and load the compiled walks on a thread, so that the first client's grammar
         waits less. That takes Python's lock a thousand times, for which a thread that loads a model would have to wait.
+
+        Where the walks are not on disk yet, another process compiles them first, as this one's steps would wait.
         """
         if self._begun is None:
             self._begun = self._small.submit(self._begin)
@@ -61,8 +72,20 @@ class Grammars:
         return future
 
     def _begin(self) -> tuple[constrained.Vocabulary, Peer | None]:
+        if self._engine == "phloem":
+            self._compile_walks()
         vocabulary = self._tokenizer.vocabulary()
         return vocabulary, None if self._engine == "phloem" else load_peer(self._engine, vocabulary)
+
+    def _compile_walks(self) -> None:
+        walks = self._walks = compiling.begin(self._cpu_isa)
+        if walks is None:
+            return
+        log.warning("compiling the walks of grammars, once for this machine: the first answer with a grammar waits")
+        if self._is_closed:
+            walks.kill()
+        if walks.wait() and not self._is_closed:
+            log.warning("the process that compiles the walks of grammars ended with code %d", walks.returncode)
 
     def _compile(self, spec: GrammarSpec) -> constrained.CompiledGrammar:
         assert self._begun is not None
@@ -83,3 +106,6 @@ class Grammars:
         """Cancel the compilations that have not begun."""
         for threads in (self._small, self._large):
             threads.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
+        if self._walks is not None:
+            self._walks.kill()

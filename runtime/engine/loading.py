@@ -130,7 +130,7 @@ def _load_parts(
     with refuse_damage(path):
         header = read_header(path) if path.is_file() else None  # held, so that the next three read it once
     tokenizer = load_tokenizer(path)
-    grammars = Grammars(tokenizer, engine=config.grammar_engine)
+    grammars = Grammars(tokenizer, engine=config.grammar_engine, cpu_isa=config.cpu_isa)
     undo.callback(grammars.close)
     template = load_chat_template(path, tokenizer)
     split = None if gang is None else RankSplit(gang.group, Mesh.of(config), expert_copies=config.expert_copies)
@@ -184,6 +184,8 @@ def _load_parts(
     copying = threading.Thread(target=_finish, args=(unfinished,), name="packed-copy") if unfinished else None
     if copying is not None:
         copying.start()
+    if compiling is not None:  # the first start on this machine: what grammars run is not compiled either
+        grammars.begin()
     return EngineParts(
         path,
         model,
