@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 MODEL ?= smollm2
-JOBS ?= 2
+# Three for two cores: tests wait for processes, sockets and clocks a third of their time.
+JOBS ?= 3
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 INTEROP := $(abspath $(VENV)/interop)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 from ..cpu_isa import CpuIsa, choose, tell_numba
+from .machine import are_on_disk
 
 NICER = 10  # steps come first
 # Together they run what answers of usual schemas run.
@@ -33,21 +34,6 @@ _TEXT = (
     '{"name": "Ada \\u00e9 \\n", "code": "AB-123", "day": "2024-02-29", "tags": ["red", "blue"], "size": 12, '
     '"price": 1.5e3, "note": "so"}'
 )
-
-
-def are_on_disk() -> bool:
-    """Whether the longest walk is, for this CPU and version of the code. True where nothing can be kept on disk."""
-    from numba.core.registry import cpu_target
-
-    from .machine.walk import walk_trie
-
-    tell_numba()
-    cache = getattr(walk_trie, "_cache", None)
-    file = getattr(cache, "_cache_file", None)
-    if file is None:
-        return True
-    machine = cpu_target.target_context.codegen().magic_tuple()
-    return any(key[1] == machine for key in file._load_index())
 
 
 def begin(cpu_isa: CpuIsa) -> subprocess.Popen[bytes] | None:

@@ -11,7 +11,7 @@ from .masks import Masks
 from .parser_sets import Lexer
 from .part_sets import StringText
 from .recent import Recent
-from .walk import DEAD_STATE, MAX_NEED, REFUSED, UNBOUNDED
+from .walk import DEAD_STATE, MAX_NEED, REFUSED, UNBOUNDED, are_on_disk
 from .white_space import COMPACT, FLEXIBLE, ONE_SPACE, indent, new_line
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Recent",
     "Seen",
     "StringText",
+    "are_on_disk",
     "indent",
     "key_of",
     "known_value",

@@ -18,7 +18,10 @@ from typing import Any
 import numba as nb
 import numpy as np
 from numba.core import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
+from ...cpu_isa import tell_numba
 
 DEAD_STATE = 0
 PUSH = 1 << 28
@@ -1030,3 +1033,13 @@ def token_places(control, trie, mask, at, path, groups, places, num_places, tabl
             groups[token] = group
         at += 1
     return at, num_places, OK
+
+
+def are_on_disk() -> bool:
+    """Whether the longest walk is, for this CPU and version of the code. True where nothing can be kept on disk."""
+    tell_numba()
+    file = getattr(getattr(walk_trie, "_cache", None), "_cache_file", None)
+    if file is None:
+        return True
+    machine = cpu_target.target_context.codegen().magic_tuple()
+    return any(key[1] == machine for key in file._load_index())

@@ -9,7 +9,6 @@ import pytest
 from phloem import constrained
 from phloem.constrained import compiling
 from phloem.constrained.checker import byte_vocabulary
-from phloem.constrained.machine import walk
 from phloem.constrained.spec import GrammarSpec
 from phloem.runtime.engine.grammars import Grammars
 
@@ -32,7 +31,6 @@ def compiled(future: Future[constrained.CompiledGrammar]) -> str:
 
 def test_walks_that_ran_are_on_disk_and_no_process_is_begun() -> None:
     constrained.compile("regex", "a+", byte_vocabulary()).matcher().mask()
-    assert walk.walk_trie.signatures
     assert compiling.are_on_disk()
     assert compiling.begin("auto") is None
 
