@@ -101,6 +101,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 
 
+def pytest_sessionstart() -> None:
+    """Compile the code of grammars' masks before any worker starts, where it is not on disk: else many engines would
+    wait for it, each with a process that compiles it.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        from phloem.constrained import compiling
+
+        process = compiling.begin("auto")
+        if process is not None:
+            assert process.wait() == 0
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collect no garbage while modules are loaded, and exclude them from later collections: they live until the end."""

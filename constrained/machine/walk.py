@@ -18,6 +18,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 from numba.core import types
+from numba.core.caching import FunctionCache
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
@@ -1036,10 +1037,19 @@ def token_places(control, trie, mask, at, path, groups, places, num_places, tabl
 
 
 def are_on_disk() -> bool:
-    """Whether the longest walk is, for this CPU and version of the code. True where nothing can be kept on disk."""
+    """Whether numba has kept the longest walk, for this CPU and version of the code. True where it can keep nothing."""
     tell_numba()
-    file = getattr(getattr(walk_trie, "_cache", None), "_cache_file", None)
-    if file is None:
+    lines, table = types.int64[::1], types.int64[:, ::1]
+    try:
+        return _Kept(walk_trie.py_func).has((lines, lines, types.uint32[::1], table, types.int64, table))
+    except RuntimeError:  # no folder that can be written
         return True
-    machine = cpu_target.target_context.codegen().magic_tuple()
-    return any(key[1] == machine for key in file._load_index())
+
+
+class _Kept(FunctionCache):
+    """numba's cache of a function on disk."""
+
+    def has(self, arguments: tuple[types.Type, ...]) -> bool:
+        """Whether the code for arguments of these types is there."""
+        key = self._index_key(arguments, cpu_target.target_context.codegen())
+        return self._cache_file.load(key) is not None

@@ -53,9 +53,9 @@ FINER = 254  # steps of the lower part in one of the upper: a rounding error is 
 
 
 class Wide(NamedTuple):
-    """Of a tile that has some of a record's rows, and whose weights many such tiles read one after another: its first
-    row, and which weights are fetched meanwhile. With each group up to MOST_LATER bytes from ``later`` on, which then
-    moves by ``step`` bytes.
+    """What a wide tile gets beside its weights. It computes the record's rows from ``first`` on. With each group it
+    fetches MOST_LATER bytes at the address ``later`` into the cache; the address then moves on by ``step`` bytes. The
+    tiles of all rows read the same weights, so each of them fetches a share of the weights that come next.
     """
 
     first: Any

@@ -59,7 +59,7 @@ from .vector import (
     when_compiled,
 )
 
-# From so many rows on tiles are wide: a head's products are long, and with few rows memory sets the pace of others.
+# Products of at least so many rows use wide tiles. With fewer rows these were slower, but for a head.
 _WIDE_FROM, _WIDE_FROM_OF_HEAD = 32, 9
 _BLOCKS_AT_ONCE = 2  # their weights stay in the first cache from one tile of rows to the next
 _MIN_SHARE = 200_000  # products worth a second thread

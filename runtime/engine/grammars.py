@@ -81,11 +81,16 @@ class Grammars:
         walks = self._walks = compiling.begin(self._cpu_isa)
         if walks is None:
             return
-        log.warning("compiling the walks of grammars, once for this machine: the first answer with a grammar waits")
+        log.warning(
+            "compiling the code that makes grammars' masks, once for this machine; answers with a grammar wait a minute"
+        )
         if self._is_closed:
             walks.kill()
         if walks.wait() and not self._is_closed:
-            log.warning("the process that compiles the walks of grammars ended with code %d", walks.returncode)
+            log.warning(
+                "the process that compiles the code of grammars' masks ended with code %d; this one compiles it now",
+                walks.returncode,
+            )
 
     def _compile(self, spec: GrammarSpec) -> constrained.CompiledGrammar:
         assert self._begun is not None

@@ -185,13 +185,14 @@ class Speculation:
             if found is None:
                 continue
             # Whether the grammar allows tokens is asked of those alone that may pay; chances fall along a draft.
-            length = int(np.count_nonzero(found.reached() * price.token_s > _LEAST_WORTH * price.row_s))
+            reached = found.reached()
+            length = int(np.count_nonzero(reached * price.token_s > _LEAST_WORTH * price.row_s))
             if length:
                 length = num_possible(found.draft.cut(length), want)
             if not length:
                 continue
             found = Proposal(found.draft.cut(length), found.chances[:length])
-            gain_s = price.gain(found.reached())
+            gain_s = price.gain(reached[:length])
             if best is None or gain_s > price.gain_s:
                 best, price = found, replace(price, gain_s=gain_s)
         return best

@@ -20,7 +20,8 @@ class ByteTokenizer:
 
 @pytest.fixture
 def grammars() -> Any:
-    made = Grammars(ByteTokenizer(), engine="phloem")  # type: ignore[arg-type]
+    tokenizer: Any = ByteTokenizer()
+    made = Grammars(tokenizer, engine="phloem")
     yield made
     made.close()
 
