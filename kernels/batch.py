@@ -41,6 +41,7 @@ class SampleBatch:
     top_p: np.ndarray  # float32 [R]; 1: off
     min_p: np.ndarray  # float32 [R]; 0: off
     draw: np.ndarray  # float64 [R]
+    wants_logprob: np.ndarray | None = None  # bool [R]; None: all rows
 
     @classmethod
     def from_params(cls, params: Sequence[Choosing], *, uniforms: np.ndarray) -> "SampleBatch":
@@ -57,7 +58,12 @@ class SampleBatch:
     def take(self, order: np.ndarray) -> "SampleBatch":
         """The rows in a new order: row i is this batch's row ``order[i]``."""
         return SampleBatch(
-            self.temperature[order], self.top_k[order], self.top_p[order], self.min_p[order], self.draw[order]
+            self.temperature[order],
+            self.top_k[order],
+            self.top_p[order],
+            self.min_p[order],
+            self.draw[order],
+            None if self.wants_logprob is None else self.wants_logprob[order],
         )
 
     @classmethod
@@ -70,7 +76,8 @@ class SampleBatch:
 class Sampled:
     """``logprobs`` are after mask, bias and penalties, at temperature 1 and before top-k, top-p and min-p.
 
-    A row in which every token is forbidden has token -1 and logprob minus infinity.
+    A row in which every token is forbidden has token -1 and logprob minus infinity. What a row that wants no logprob
+    has there is not defined: it costs a pass over the vocabulary, which a backend may leave out.
     """
 
     token_ids: Tensor  # int64 [R]

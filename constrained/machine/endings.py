@@ -118,6 +118,26 @@ class Endings:
                 found = self._try(config)
         return found
 
+    def knows_at_once(self, config: int) -> bool:
+        """Whether ``of`` is remembered, or follows from what is. The machine's lock is held."""
+        if config in self._known:
+            return True
+        ending = self._known.get(self._with_fewest_characters(config))
+        if ending is None or not ending.word.startswith(b'"'):
+            return False
+        self._known[config] = ending
+        return True
+
+    def _with_fewest_characters(self, config: int) -> int:
+        """Of a string whose characters are counted, where it may end: the configuration with as few of them as it may
+        have. An ending of that one that begins with the quote is the shortest of both."""
+        machine = self._machine
+        state, aux, stack, reading = machine.place(config)
+        if not machine.counted[state] or reading or machine.arrays[walk.CHARS_LEFT][state]:
+            return config
+        low = max(int(machine.arrays[walk.FRAME_LOW][machine.stack_frames[stack]]), 0)
+        return config if aux <= low else machine.config(state, low, stack)
+
     def _try(self, config: int) -> ShortEnding | None:
         self._last_step = self.num_steps + MAX_STEPS
         try:
@@ -259,6 +279,11 @@ class Endings:
         path: list[tuple[int, bytes]] = []
         ending: ShortEnding | None = None
         while config not in self._known:
+            fewest = self._with_fewest_characters(config)
+            if fewest != config:
+                self._find(fewest)
+                if self.knows_at_once(config):
+                    break
             ways = self._ways_out(config)
             if len(ways) == 1 and ways[0][1] >= 0:
                 path.append((config, ways[0][0]))

@@ -17,6 +17,7 @@ class KeptMasks:
         self._machine = machine
         self.capacity = capacity
         self.rows: list[np.ndarray] = []  # by number
+        self._only: dict[int, int] = {}  # by number
         self.clear()
 
     def clear(self) -> None:
@@ -33,7 +34,7 @@ class KeptMasks:
         control[walk.KEPT_SLOTS] = num_slots - 1
         control[walk.NUM_KEPT] = 0
         control[walk.MAX_KEPT] = self.capacity
-        self.rows = []
+        self.rows, self._only = [], {}
 
     def row(self, number: int) -> np.ndarray:
         """uint32 [ceil(V / 32)]: the mask of a number."""
@@ -41,3 +42,19 @@ class KeptMasks:
         while number >= len(rows):
             rows.append(self._readable[len(rows)])
         return rows[number]
+
+    def only_token(self, number: int) -> int:
+        """The one token that the mask of a number allows; -1 if there are more, or none."""
+        found = self._only.get(number)
+        if found is None:
+            found = self._only[number] = only_token(self.row(number))
+        return found
+
+
+def only_token(row: np.ndarray) -> int:
+    """The one token that a mask (uint32 [W]) allows; -1 if there are more, or none."""
+    words = np.flatnonzero(row)
+    if len(words) != 1:
+        return -1
+    word = int(row[words[0]])
+    return int(words[0]) * 32 + word.bit_length() - 1 if word & (word - 1) == 0 else -1

@@ -899,6 +899,10 @@ class Machine:
         space = int(self.arrays[walk.SPACE][state])
         return needed_spaces(aux or space) if space else b""
 
+    def note_end(self, config: int, may_end: bool) -> None:
+        """Have ``may_end`` remember what the configuration's mask says."""
+        self._may_end[config] = may_end
+
     def may_end(self, config: int) -> bool:
         """Whether the text may end here."""
         found = self._may_end.get(config)

@@ -18,6 +18,7 @@ from ..token_parts import SHORT_TOKEN, parts_of
 from ..vocabulary import Trie
 from . import walk
 from .joint_sets import JointSets
+from .kept_masks import only_token
 from .lazy_masks import LazyMasks
 from .machine import MASK_WORK, Machine
 from .part_sets import BACKSLASH, NoParts, PartSets, StringText
@@ -74,6 +75,7 @@ class Masks:
         self._joint_sets = JointSets(self._part_sets)
         self._prepares = False
         self._within: Recent[tuple[int, int, int, int], np.ndarray] = Recent(capacity)  # of counted strings
+        self._kept_behind: dict[tuple[int, int, int, int], int] = {}  # of counted strings: numbers, see ``_behind``
         self._failed: dict[int, GrammarError] = {}  # configurations whose mask took too much work
         self._only: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
@@ -156,18 +158,34 @@ class Masks:
         if found is None:
             mask = self.of(config)
             self.machine.may_end(config)  # so that it is remembered too
-            words = np.flatnonzero(mask)
-            found = -1
-            if len(words) == 1:
-                word = int(mask[words[0]])
-                if word & (word - 1) == 0:
-                    found = int(words[0]) * 32 + word.bit_length() - 1
-            self._only[config] = found
+            found = self._only[config] = only_token(mask)
         return found
 
     def known_only_token(self, config: int) -> int | None:
         """As ``only_token``, where it is remembered; else None. It takes no lock."""
         return self._only.get(config)
+
+    def at_once(self, config: int) -> np.ndarray | None:
+        """As ``of``, where compiled code makes the mask of what is there, and what it allows is then remembered as
+        well; else None. The machine's lock is held."""
+        machine = self.machine
+        if machine.item_readers or config in self._failed:
+            return None
+        state, aux, stack, _ = machine.place(config)
+        kept = -1
+        if machine.recurring[state]:
+            inner = self._known_inner(state, aux, stack)
+            if inner is not None:
+                kept = self._behind(inner, state, aux, stack, at_once=True)
+        elif state not in machine.lazy and not machine.inside_string[state]:
+            kept = self.walker.at_once(state, aux, stack)
+        if kept < 0:
+            return None
+        row, eos = self.kept.row(kept), self.vocabulary.eos
+        self.known.put(config, row)
+        machine.note_end(config, bool(row[eos >> 5] >> (eos & 31) & 1))
+        self._only[config] = self.kept.only_token(kept)
+        return row
 
     # -- one mask -------------------------------------------------------------------------------------------------
 
@@ -183,7 +201,7 @@ class Masks:
         """The mask as if items might repeat."""
         machine, walker = self.machine, self.walker
         if machine.recurring[state]:
-            kept = self._behind(state, aux, stack)
+            kept = self._behind(self._inner_of(state, aux, stack), state, aux, stack)
         elif state in machine.lazy:
             return self._lazy(state, aux, stack)
         else:
@@ -207,6 +225,7 @@ class Masks:
         """Forget the masks that were not asked for since this happened last."""
         self.known.age()
         self.kept.clear()
+        self._kept_behind.clear()
         return self._keep(row)
 
     def _lazy(self, state: int, aux: int, stack: int) -> np.ndarray:
@@ -217,12 +236,16 @@ class Masks:
             row[eos >> 5] |= np.uint32(1 << (eos & 31))
         return self._keep(row)
 
-    def _behind(self, state: int, aux: int, stack: int) -> int:
-        """The number of the mask of a state that recurs."""
-        inner = self._inner_of(state, aux, stack)
-        mask, low, high = inner.mask, -UNBOUNDED, UNBOUNDED
-        if inner.needs is not None:
-            low, high = self._bounds_left(inner, aux, stack)
+    def _behind(self, inner: _Inner, state: int, aux: int, stack: int, *, at_once: bool = False) -> int:
+        """The number of the mask of a state that recurs. ``at_once``: negative where something has to be made first."""
+        walk_behind = self.walker.behind_at_once if at_once else self.walker.behind
+        if inner.needs is None:
+            return walk_behind(inner.trie, inner.mask, inner.exits, -UNBOUNDED, UNBOUNDED, state, aux, stack)
+        low, high = self._bounds_left(inner, aux, stack)
+        place = state, stack, low, high
+        kept = self._kept_behind.get(place, -1)
+        if kept < 0:
+            mask = inner.mask
             if high < inner.most:
                 key = (*inner.key, max(high, 0))
                 found = self._within.get(key)
@@ -230,14 +253,19 @@ class Masks:
                     found = np.packbits(inner.needs <= max(high, 0), bitorder="little").view(np.uint32)
                     self._within.put(key, found)
                 mask = found
-        return self.walker.behind(inner.trie, mask, inner.exits, low, high, state, aux, stack)
+            kept = walk_behind(inner.trie, mask, inner.exits, low, high, state, aux, stack)
+            if kept >= 0:
+                if len(self._kept_behind) >= self._within.capacity:
+                    self._kept_behind.clear()
+                self._kept_behind[place] = kept
+        return kept
 
     def _bounds_left(self, inner: _Inner, count: int, stack: int) -> tuple[int, int]:
         """How many characters the string must still have, and may have: as far as its tokens can tell."""
         arrays = self.machine.arrays
         frame = self.machine.stack_frames[stack]
         low, high = int(arrays[walk.FRAME_LOW][frame]), int(arrays[walk.FRAME_HIGH][frame])
-        return max(low - count, 0), max(min(high - count - inner.owed, inner.most), -1)
+        return min(max(low - count, 0), inner.most + 1), max(min(high - count - inner.owed, inner.most), -1)
 
     def barrier_of(self, frame: int) -> int:
         """The frame that stops walks in place of all frames with the same filter and bounds."""
@@ -261,6 +289,13 @@ class Masks:
         if self.machine.counted[state]:
             return self._inner_at(state, 0, self._counting_barrier, self._counted)
         return self._inner_at(state, aux, self.barrier_of(self.machine.stack_frames[stack]), self.inner)
+
+    def _known_inner(self, state: int, aux: int, stack: int) -> _Inner | None:
+        """``_inner_of``, where it is remembered."""
+        if self.machine.counted[state]:
+            return self._counted.get((state, 0, self._counting_barrier))
+        barrier = self._barriers.get(self.machine.stack_frames[stack])
+        return None if barrier is None else self.inner.get((state, aux, barrier))
 
     def _inner_at(self, state: int, aux: int, barrier: int, known: "Recent[tuple[int, int, int], _Inner]") -> _Inner:
         machine = self.machine

@@ -1,6 +1,7 @@
 """Walks of a machine over the token trie: compiled code that is resumed until every entry it needs has been made."""
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -169,6 +170,33 @@ class TrieWalker:
             self._supply(num_wanted)
         return kept if kept >= 0 else self._finish(trie, num_regions, count, num_wanted, kept, state, aux, stack)
 
+    def at_once(self, state: int, aux: int, stack: int) -> int:
+        """As ``at``; negative where something has to be made first."""
+        _, num_wanted, kept = walk.mask_at(self.machine.control, self.whole, state, aux, stack)
+        return self._made_at_once(num_wanted, kept)
+
+    def behind_at_once(
+        self,
+        trie: np.ndarray,
+        base: np.ndarray,
+        exits: np.ndarray,
+        low: int,
+        high: int,
+        state: int,
+        aux: int,
+        stack: int,
+    ) -> int:
+        """As ``behind``; negative where something has to be made first."""
+        self._room_for_regions(len(exits))
+        self._mask[:] = base
+        _, num_wanted, kept, _ = walk.mask_behind(self.machine.control, trie, exits, low, high, state, aux, stack)
+        return self._made_at_once(num_wanted, kept)
+
+    def _made_at_once(self, num_wanted: int, kept: int) -> int:
+        if kept < 0:
+            self._unask(self._wanted[:num_wanted].tolist())
+        return kept
+
     def keep(self, row: np.ndarray) -> int:
         """The number of the kept mask that is equal to ``row``."""
         self._mask[:] = row
@@ -278,10 +306,15 @@ class TrieWalker:
                 else:
                     raise GrammarTooComplex("one token opens too many nested values")
         except BaseException:
-            for kind, a, b in wanted:
-                if kind == walk.MISS_ROW and delta[a, b] == walk.ASKED:
-                    delta[a, b] = walk.UNKNOWN
+            self._unask(wanted)
             raise
+
+    def _unask(self, wanted: Iterable[Sequence[int]]) -> None:
+        """Have the next walk ask for these again, as far as they were not made."""
+        delta = self.machine.arrays[walk.DELTA]
+        for kind, a, b in wanted:
+            if kind == walk.MISS_ROW and delta[a, b] == walk.ASKED:
+                delta[a, b] = walk.UNKNOWN
 
     def _room_for_regions(self, size: int) -> None:
         """Make room for so many regions; those that are pending are kept."""

@@ -31,6 +31,7 @@ from .vector import (
     exp16,
     get_f32,
     get_f64,
+    get_i8,
     get_i32,
     get_i64,
     highest16,
@@ -66,6 +67,9 @@ def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, ro
     threads = team_size(num_rows * vocab_size, min_share=1 << 15)
     scratch_len = _scratch_len(vocab_size)
     scratch = torch.empty(threads * scratch_len, dtype=torch.float64)
+    wants = np.ones(num_rows, np.uint8) if batch.wants_logprob is None else batch.wants_logprob.astype(np.uint8)
+    if len(wants) != num_rows:
+        raise ValueError(f"wants_logprob of {len(wants)} rows for {num_rows} rows of logits")
     words = np.zeros(num_rows, dtype=np.int64)  # the address of each row's mask, 0: it has none
     if mask is not None:
         mask = mask if mask.stride(-1) == 1 else mask.contiguous()
@@ -81,6 +85,7 @@ def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, ro
         floats.ctypes.data,
         top_k.ctypes.data,
         draws.ctypes.data,
+        wants.ctypes.data,
         token_ids.data_ptr(),
         logprobs.data_ptr(),
         scratch.data_ptr(),
@@ -104,8 +109,9 @@ class SampleCall(NamedTuple):
     floats: int  # float32 [3, R]: temperature, top_p, min_p
     top_k: int  # int32 [R]
     draws: int  # float64 [R]
+    wants_logprob: int  # uint8 [R]
     token_ids: int  # int64 [R], written
-    logprobs: int  # float32 [R], written
+    logprobs: int  # float32 [R], written where it is wanted
     scratch: int  # float64 [threads, scratch_len]
     scratch_len: int
     masks: int  # int64 [R]: the address of each row's bitmask, 0: it has none
@@ -150,13 +156,14 @@ def _sample(call: SampleCall) -> None:
             put_f32(logprobs, row, _MINUS_INF)
             row = take_number(counters(call), TASK)
             continue
-        total = _total_weight(one, best, np.float32(1.0))
-        log_total = math.log(total)
+        if get_i8(call.wants_logprob, row) != 0:
+            log_total = math.log(_total_weight(one, best, np.float32(1.0)))
+        else:
+            log_total = 0.0
         temperature = get_f32(floats, row)
         if temperature > 0:
             inverse = min(np.float32(1.0) / temperature, _STEEPEST)
-            if temperature != 1.0:
-                total = _total_weight(one, best, inverse)
+            total = _total_weight(one, best, inverse)
             top_p, min_p = get_f32(floats, num_rows + row), get_f32(floats, 2 * num_rows + row)
             top_k = get_i32(call.top_k, row)
             if top_k < 1 or top_k > vocab_size:

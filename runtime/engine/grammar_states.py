@@ -5,14 +5,17 @@ With it, a step over hundreds of texts asks a matcher only where a text takes a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...constrained.grammar import Matcher
+from ...constrained.grammar import CompiledGrammar, Matcher, Step
 
 if TYPE_CHECKING:
     from ...constrained.machine import Machine
+
+StepAtOnce = Callable[[CompiledGrammar, int, int], Step | None]  # of a grammar, a state and a token
 
 MOST_STATES = 8_192  # each may hold a mask of its own
 MOST_STEPS = 1_000_000
@@ -24,6 +27,7 @@ class GrammarStates:
     def __init__(self, vocab_size: int) -> None:
         self.masks: list[np.ndarray] = []  # by number
         self._states: list[int] = []  # by number
+        self._grammars: list[CompiledGrammar] = []  # by number: one whose machine has the state
         self._numbers: dict[tuple[Machine, int], int] = {}
         self._steps: dict[int, int] = {}
         self._vocab_size = vocab_size
@@ -40,13 +44,30 @@ class GrammarStates:
         state = matcher.state
         if matcher.error is not None or state < 0 or matcher.is_short:
             return -1
-        key = (matcher.grammar.machine, state)
+        return self._number(matcher.grammar, state, mask)
+
+    def _number(self, grammar: CompiledGrammar, state: int, mask: np.ndarray) -> int:
+        key = (grammar.machine, state)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._states)
             self._states.append(state)
+            self._grammars.append(grammar)
             self.masks.append(mask)
         return number
+
+    def derive(self, before: int, token_id: int, step_at_once: StepAtOnce, *, jumps: bool) -> None:
+        """Learn the transition of ``token_id``, which ends no text, if ``step_at_once`` tells it.
+
+        Not where the text is then complete, nor with ``jumps`` where a token is forced: there the matcher is asked.
+        """
+        if before < 0 or self.is_full:
+            return
+        grammar = self._grammars[before]
+        step = step_at_once(grammar, self._states[before], token_id)
+        if step is None or step.only_token == grammar.machine.vocabulary.eos or (jumps and step.only_token >= 0):
+            return
+        self.learn(before, token_id, self._number(grammar, step.state, step.mask))
 
     def learn(self, before: int, token_id: int, after: int) -> None:
         """Record the transition of ``token_id``, which ended no text and after which no token is forced."""
@@ -67,5 +88,6 @@ class GrammarStates:
     def forget(self) -> None:
         self.masks.clear()
         self._states.clear()
+        self._grammars.clear()
         self._numbers.clear()
         self._steps.clear()

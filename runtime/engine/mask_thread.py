@@ -1,8 +1,10 @@
 """The thread that derives what grammars say after a token, where that is not remembered yet.
 
-Almost every token leads to a state whose mask is remembered: then accepting it only looks up. For the others the step
-waits, up to a budget. Where that is not enough, the sequence sits out steps until the thread is done, and the others
-go on. So the step's thread derives nothing and never waits for a machine's lock, which the thread may hold for long.
+Almost every token leads to a state whose mask is remembered: then accepting it only looks up. Most others follow at
+once from what is remembered: the step's thread derives those, which takes less than asking another thread. For the rest
+the step waits, up to a budget. Where that is not enough, the sequence sits out steps until the thread is done, and the
+others go on. So the step's thread derives nothing that may take long, and never waits for a machine's lock, which the
+thread may hold for long.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...constrained.grammar import CompiledGrammar
+from ...constrained.grammar import CompiledGrammar, Step
 from .priority import behind_steps
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ class MaskCounters:
     """Counts since the engine started.
 
     ``num_deferred`` tokens were accepted in a later step than the one that drew them. ``thread_s`` is the thread's own
-    processor time, ``wait_s`` the time for which steps waited for it.
+    processor time, ``wait_s`` the time for which steps waited for it, and derived by themselves.
     """
 
     num_deferred: int = 0
@@ -37,8 +39,8 @@ class MaskCounters:
 
 
 class MaskThread:
-    """Takes one matcher after the other. ``budget_s`` is how long a step waits, for all of its sequences together; at 0
-    every token that is not remembered is deferred.
+    """Takes one matcher after the other. ``budget_s`` is how long a step waits and derives, for all of its sequences
+    together; at 0 every token that is not remembered is deferred.
     """
 
     def __init__(self, *, budget_s: float = STEP_BUDGET_S) -> None:
@@ -68,20 +70,33 @@ class MaskThread:
 
     def prepare(self, matcher: Matcher, token_ids: Sequence[int]) -> Future[None] | None:
         """None if accepting these tokens, and what they force, only looks up; else what has to be awaited for that."""
-        if matcher.knows(token_ids):
+        if matcher.knows(token_ids) or self._prepare_at_once(matcher, token_ids):
             return None
         future = self._submit(self._prepare, matcher.clone(), token_ids)
         return None if self._is_done(future) else future
 
     def prepare_together(self, asked: Sequence[tuple[Matcher, Sequence[int]]]) -> None:
         """Derive what ``prepare`` of each will ask for, as far as the budget goes: the step waits once for all."""
-        unknown = [(matcher.clone(), token_ids) for matcher, token_ids in asked if not matcher.knows(token_ids)]
+        unknown = [
+            (matcher.clone(), token_ids)
+            for matcher, token_ids in asked
+            if not matcher.knows(token_ids) and not self._prepare_at_once(matcher, token_ids)
+        ]
         if len(unknown) > 1:
             self._submit(self._prepare_each, unknown)
 
+    def step_at_once(self, grammar: CompiledGrammar, state: int, token_id: int) -> Step | None:
+        """``CompiledGrammar.step_at_once``; None once the step has no time left for it."""
+        if self._left_s <= 0.0:
+            return None
+        begin_s = time.perf_counter()
+        step = grammar.step_at_once(state, token_id)
+        self._spend(time.perf_counter() - begin_s)
+        return step
+
     def is_ready(self, matcher: Matcher, token_ids: Sequence[int]) -> bool:
         """As ``prepare``, for tokens that need not be accepted. A busy thread is not asked."""
-        if matcher.knows(token_ids):
+        if matcher.knows(token_ids) or self._prepare_at_once(matcher, token_ids):
             return True
         return (
             not self._is_busy
@@ -97,6 +112,18 @@ class MaskThread:
     def _is_busy(self) -> bool:
         return self._last is not None and not self._last.done()
 
+    def _prepare_at_once(self, matcher: Matcher, token_ids: Sequence[int]) -> bool:
+        if self._left_s <= 0.0:
+            return False
+        begin_s = time.perf_counter()
+        is_done = matcher.prepare_at_once(token_ids)
+        self._spend(time.perf_counter() - begin_s)
+        return is_done
+
+    def _spend(self, seconds: float) -> None:
+        self._left_s -= seconds
+        self.counters.wait_s += seconds
+
     def _submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         is_busy = self._is_busy
         future = self._executor.submit(self._timed, work, *args)
@@ -104,9 +131,7 @@ class MaskThread:
         if not is_busy and self._left_s > 0.0:  # behind a longer one, waiting would gain nothing
             begin_s = time.perf_counter()
             wait([future], self._left_s)
-            waited_s = time.perf_counter() - begin_s
-            self._left_s -= waited_s
-            self.counters.wait_s += waited_s
+            self._spend(time.perf_counter() - begin_s)
         return future
 
     def _is_done(self, future: Future[None]) -> bool:

@@ -116,6 +116,8 @@ class StepLoop:
             finish=generations.finish_candidate,
             prepare=self._prepare,
             prepare_together=self._prepare_together,
+            step_at_once=masks.step_at_once,
+            jump_forward=generations.jump_forward,
             defer=lambda draw, token, future: self._defer(DeferredDraw(draw, [token], future)),
         )
 

@@ -22,7 +22,7 @@ from ..executor import DrawArrays, SampledToken
 from ..scheduler import DecodePart, PlanRow, Sequence
 from .flight import Draw, StepInFlight, VectorDraws
 from .generation import Candidate
-from .grammar_states import GrammarStates
+from .grammar_states import GrammarStates, StepAtOnce
 
 if TYPE_CHECKING:
     from ...protocol.messages import RuntimeMessage
@@ -58,6 +58,8 @@ class VectorisedDecode:
         finish: Callable[[Candidate], None],
         prepare: Callable[[Candidate, list[int]], Future[None] | None],
         prepare_together: Callable[[list[tuple[Candidate, list[int]]]], None],
+        step_at_once: StepAtOnce,
+        jump_forward: bool,
         defer: Callable[[Draw, SampledToken, Future[None]], None],
     ) -> None:
         scheduler.vectorised = self
@@ -69,6 +71,7 @@ class VectorisedDecode:
         self._can_be_drafted = overlaps
         self._send, self._accept, self._finish = send, accept, finish
         self._prepare, self._prepare_together, self._defer = prepare, prepare_together, defer
+        self._step_at_once, self._jump_forward = step_at_once, jump_forward
         max_rows = scheduler.config.max_running
         self._sequences: dict[int, Sequence] = {}  # by row
         self._seq_ids = np.full(max_rows, -1, np.int64)  # -1: no vectorised sequence has this row
@@ -344,6 +347,7 @@ class VectorisedDecode:
             top_k=self._top_k[rows],
             top_p=self._top_p[rows],
             min_p=self._min_p[rows],
+            wants_logprob=np.zeros(len(rows), np.bool_),
             masked=masked,
             mask_ids=mask_ids,
             masks=masks,
@@ -368,6 +372,10 @@ class VectorisedDecode:
                 is_checked[i] = not self._text_of(row, token_id)
         unchecked = ~is_checked
         new_rows, new_ids = self._accept_arrays(rows[unchecked], ids[unchecked])
+        if len(new_rows):
+            for state, token_id in zip(self._states[new_rows].tolist(), new_ids.tolist(), strict=True):
+                self._grammar_states.derive(state, token_id, self._step_at_once, jumps=self._jump_forward)
+            new_rows, new_ids = self._accept_arrays(new_rows, new_ids)
         if len(new_rows):  # of equal grammar steps one is accepted alone; the others then know the state after it
             _, first = np.unique(self._states[new_rows] * len(self._is_eos) + new_ids, return_index=True)
             self._accept_each(new_rows[first], new_ids[first])

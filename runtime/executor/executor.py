@@ -72,6 +72,7 @@ class DrawArrays:
     top_k: np.ndarray  # int32
     top_p: np.ndarray  # float32
     min_p: np.ndarray  # float32
+    wants_logprob: np.ndarray  # bool
     masked: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     mask_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     masks: list[np.ndarray] = field(default_factory=list)
@@ -91,6 +92,7 @@ def arrays_of(rows: list[SampleRow]) -> DrawArrays:
         top_k=np.array([row.top_k for row in params], np.int32),
         top_p=np.array([row.top_p for row in params], np.float32),
         min_p=np.array([row.min_p for row in params], np.float32),
+        wants_logprob=np.array([row.return_logprob for row in params], np.bool_),
     )
 
 
@@ -98,12 +100,12 @@ def _joined(parts: list[DrawArrays]) -> DrawArrays:
     """The draws of ``parts`` in order, without masks."""
     if len(parts) == 1:
         return parts[0]
-    names = ("logits_rows", "seeds", "num_tokens", "temperature", "top_k", "top_p", "min_p")
+    names = ("logits_rows", "seeds", "num_tokens", "temperature", "top_k", "top_p", "min_p", "wants_logprob")
     return DrawArrays(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 class SampledToken(msgspec.Struct, frozen=True, gc=False):
-    """``logprob`` is taken after mask, bias and penalties and before temperature."""
+    """``logprob`` is taken after mask, bias and penalties and before temperature; undefined where nobody wants it."""
 
     token_id: int
     logprob: float
@@ -342,7 +344,7 @@ class Executor:
         else:
             logits, order = step.allowed(masks, may_move=edits is None and not wants_top)
         draw = kernels.uniform(drawn.seeds, drawn.num_tokens)
-        batch = kernels.SampleBatch(drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p, draw)
+        batch = kernels.SampleBatch(drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p, draw, drawn.wants_logprob)
         if order is not None and masks is not None:
             batch, masks = batch.take(order), masks.take(order)
         self.constrain(logits, masks if wants_top else None)

@@ -50,6 +50,19 @@ def test_tokens_equal_the_reference(vocab_size: int, spread: float) -> None:
     torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
 
 
+def test_rows_that_want_no_logprob_have_the_same_tokens_and_the_others_the_same_logprobs() -> None:
+    rng = np.random.default_rng(0)
+    logits = random_logits(2 * len(CUTS), 1000)
+    batch = batch_of(CUTS * 2, rng.random(len(logits)))
+    wants = np.arange(len(logits)) % 3 == 0
+    found, expected = kernels.sample(logits, replace(batch, wants_logprob=wants)), kernels.sample(logits, batch)
+    assert torch.equal(found.token_ids, expected.token_ids)
+    assert torch.equal(found.logprobs[wants], expected.logprobs[wants])
+    order = rng.permutation(len(logits))
+    moved = kernels.sample(logits[order], replace(batch, wants_logprob=wants).take(order))
+    assert torch.equal(moved.logprobs[wants[order]], expected.logprobs[order][wants[order]])
+
+
 @pytest.mark.parametrize("vocab_size", [2, 33, 1000, 4099])
 @pytest.mark.parametrize("share", [0.0, 0.002, 0.3, 1.0])
 def test_a_mask_given_to_sample_is_one_applied_before_to_the_bit(vocab_size: int, share: float) -> None:
@@ -230,6 +243,11 @@ def test_ids_beyond_the_vocabulary_are_refused() -> None:
         kernels.apply_edits(torch.zeros(1, 50), edits)
     with pytest.raises(ValueError, match="token -1"):
         kernels.gather_logprobs(torch.zeros(1, 50), torch.tensor([-1]))
+
+
+def test_wishes_of_another_number_of_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="wants_logprob of 3 rows for 2 rows of logits"):
+        kernels.sample(torch.zeros(2, 8), replace(SampleBatch.greedy(2), wants_logprob=np.ones(3, np.bool_)))
 
 
 def test_parameters_of_another_number_of_rows_are_refused() -> None:

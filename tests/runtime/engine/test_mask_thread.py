@@ -202,12 +202,37 @@ def test_a_grammar_that_fails_off_the_step_fails_its_op_alone(engine: EngineCore
     assert len(other.value(1)[0]) > 0
 
 
+def test_what_follows_at_once_is_derived_on_the_steps_thread_until_its_time_is_over(engine: EngineCore) -> None:
+    masks = MaskThread(budget_s=600.0)
+    masks._executor.shutdown()  # whoever asks it fails
+    masks.begin_step()
+    grammar = engine.grammars.compile(GrammarSpec("json_schema", '{"type": "string", "maxLength": 20}')).result()
+    first, other = grammar.matcher(), grammar.matcher()
+    tokens = grammar.machine.vocabulary.tokens
+    quote, token = (next(i for i, text in enumerate(tokens) if text == byte) for byte in (b'"', b"q"))
+    first.clone().prepare((quote,))
+    assert first.accept(quote) and other.accept(quote)
+    assert not first.knows((token,))
+    assert masks.prepare(first, (token,)) is None and first.knows((token,))
+    assert masks.counters.wait_s > 0.0
+    spent = MaskThread(budget_s=0.0)
+    spent.begin_step()
+    assert spent.step_at_once(first.grammar, first.state, token) is None
+    step = masks.step_at_once(first.grammar, first.state, token)
+    assert step is not None and other.accept(token)
+    assert step.state == other.state and (step.mask == other.mask()).all() and step.only_token == -1
+    spent.close()
+
+
 class Recorded(Matcher):
     """A matcher that knows nothing and notes on which thread it is prepared."""
 
     __slots__ = ("threads",)
 
     def knows(self, token_ids: Any) -> bool:
+        return False
+
+    def prepare_at_once(self, token_ids: Any) -> bool:
         return False
 
     def clone(self) -> "Recorded":

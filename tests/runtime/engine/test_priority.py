@@ -23,6 +23,9 @@ class Noting:
     def knows(self, token_ids: list[int]) -> bool:
         return bool(self.seen)
 
+    def prepare_at_once(self, token_ids: list[int]) -> bool:
+        return False
+
     def clone(self) -> "Noting":
         return self
 
