@@ -14,6 +14,7 @@ from functools import cache
 from types import MethodType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -267,9 +268,11 @@ class Sample(Protocol):
 
 
 class SampleMasked(Protocol):
-    """logits [R, V], mask int32 [M, W], rows int64 [M] -> one token a row."""
+    """logits [R, V], mask int32 [.., W], rows int64 [M], ids int64 [M], None: 0 to M - 1 -> one token a row."""
 
-    def __call__(self, logits: Tensor, batch: SampleBatch, /, *, mask: Tensor, rows: Tensor | None) -> Sampled: ...
+    def __call__(
+        self, logits: Tensor, batch: SampleBatch, /, *, mask: Tensor, rows: Tensor | None, ids: np.ndarray | None
+    ) -> Sampled: ...
 
 
 class GatherLogprobs(Protocol):

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..cpu_isa import isa
 from .backend import dense_product, quantized_product, reads_packed
 from .cpu import bfloat, integer, packing, word_product
+from .cpu.likeliest import LikeliestOutputs
 from .cpu.llvm import LANES
 from .cpu.word_product import Columns
 from .quantized_weight import QuantizedWeight, pack_fp8, pack_int4, pack_int8
@@ -142,6 +143,17 @@ class PackedLinear:
         """
         assert isinstance(self._product, BytesProduct)
         return self._product.pick(x, blocks, out)
+
+    def likeliest(self, num_tokens: int) -> LikeliestOutputs | None:
+        """The highest of the first ``num_tokens`` outputs, to the same equal ones, for less than all outputs cost; None
+        where that cannot be."""
+        product = self._product
+        if not isinstance(product, BytesProduct) or self.out_dtype != torch.float32:
+            return None
+        weight = product.weight
+        if (weight.bits, weight.x_bits) != (8, 16):
+            return None
+        return LikeliestOutputs(weight.records, weight.shape[0], bias=weight.bias, num_tokens=num_tokens)
 
     def gated(self, x: Tensor, gate: word_product.Gate, then: PackedLinear) -> Columns | None:
         """The activations of the first half of these results times the second half, as ``then`` reads them: its

@@ -261,3 +261,18 @@ def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     top = torch.sort(logits, dim=-1, descending=True, stable=True)
     values = top.values[:, :k].double() - logits.double().logsumexp(-1, keepdim=True)
     return top.indices[:, :k], values.float()
+
+
+def uniform(seed: np.ndarray, position: np.ndarray) -> np.ndarray:
+    state = _mix(np.asarray(seed).astype(np.int64).view(np.uint64) + _GAMMA)
+    state = _mix(state + (np.asarray(position).astype(np.int64).view(np.uint64) + np.uint64(1)) * _GAMMA)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

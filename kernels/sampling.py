@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .backend import backend_of
 from .batch import SampleBatch, Sampled
+from .cpu import sampling as cpu_sampling
 
 
 def apply_bitmask(logits: Tensor, mask: Tensor | np.ndarray, *, rows: Tensor | None = None) -> Tensor:
@@ -22,11 +23,17 @@ def apply_bitmask(logits: Tensor, mask: Tensor | np.ndarray, *, rows: Tensor | N
 
 
 def sample(
-    logits: Tensor, batch: SampleBatch, *, mask: Tensor | np.ndarray | None = None, rows: Tensor | None = None
+    logits: Tensor,
+    batch: SampleBatch,
+    *,
+    mask: Tensor | np.ndarray | None = None,
+    rows: Tensor | None = None,
+    ids: np.ndarray | None = None,
 ) -> Sampled:
     """One token per row, which depends on that row's logits and parameters alone.
 
-    ``mask`` and ``rows`` are as for ``apply_bitmask``; the logits may be changed in place.
+    ``mask`` and ``rows`` are as for ``apply_bitmask``, or row ``rows[m]`` has the mask ``ids[m]`` (int64 [M]); the
+    logits may be changed in place.
 
     temperature 0:  the highest logit, the lowest id among equals. Else, with w = exp((logit - highest) / temperature)
     and tokens ordered by w, lower ids first among equals:
@@ -38,13 +45,14 @@ def sample(
     backend = backend_of(logits)
     if mask is None:
         return backend.sample(logits, batch)
-    words = _words_of(logits, mask, rows)
+    words = _words_of(logits, mask, rows, ids)
     if backend.sample_masked is not None:
-        return backend.sample_masked(logits, batch, mask=words, rows=rows)
+        return backend.sample_masked(logits, batch, mask=words, rows=rows, ids=ids)
+    words = words if ids is None else words[torch.from_numpy(ids).to(words.device)]
     return backend.sample(backend.apply_bitmask(logits, words, rows=rows), batch)
 
 
-def _words_of(logits: Tensor, mask: Tensor | np.ndarray, rows: Tensor | None) -> Tensor:
+def _words_of(logits: Tensor, mask: Tensor | np.ndarray, rows: Tensor | None, ids: np.ndarray | None = None) -> Tensor:
     """The mask as int32 on the logits' device; raises ValueError if its shape does not fit."""
     words = torch.from_numpy(mask.view(np.int32)) if isinstance(mask, np.ndarray) else mask
     if words.dtype != torch.int32:
@@ -55,8 +63,11 @@ def _words_of(logits: Tensor, mask: Tensor | np.ndarray, rows: Tensor | None) ->
             f"bitmask of shape {tuple(words.shape)}: {logits.shape[-1]} tokens need {num_words} words a row"
         )
     num_rows = logits.shape[0] if rows is None else rows.shape[0]
-    if words.shape[0] != num_rows:
-        raise ValueError(f"bitmask of {words.shape[0]} rows for {num_rows} rows of logits")
+    num_masks = words.shape[0] if ids is None else len(ids)
+    if num_masks != num_rows:
+        raise ValueError(f"bitmask of {num_masks} rows for {num_rows} rows of logits")
+    if ids is not None and num_masks and not 0 <= ids.min() <= ids.max() < words.shape[0]:
+        raise ValueError(f"mask {ids.max() if ids.min() >= 0 else ids.min()} of {words.shape[0]} masks")
     return words.to(logits.device)
 
 
@@ -65,16 +76,4 @@ def uniform(seed: np.ndarray, position: np.ndarray) -> np.ndarray:
 
     Two rounds of the splitmix64 finaliser (Steele, Lea and Flood 2014), one keyed by the seed, one by the position.
     """
-    with np.errstate(over="ignore"):
-        state = _mix(np.asarray(seed).astype(np.int64).view(np.uint64) + _GAMMA)
-        state = _mix(state + (np.asarray(position).astype(np.int64).view(np.uint64) + np.uint64(1)) * _GAMMA)
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _mix(z: np.ndarray) -> np.ndarray:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    return cpu_sampling.uniform(seed, position)  # the host's, whatever the device

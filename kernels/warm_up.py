@@ -5,10 +5,11 @@ from types import ModuleType
 
 from ..cpu_isa import CpuIsa
 from .compiling import Compiling, begin_compiling
-from .cpu import activation, attention, attention_plan, edits, norm, rope, sampling
+from .cpu import activation, attention, attention_plan, edits, likeliest, norm, rope, sampling
 from .cpu.entry import entries
 
-_MODULES = (attention, sampling, attention_plan, rope, activation, norm, edits)  # the slowest to compile first
+# The slowest to compile first.
+_MODULES = (attention, sampling, attention_plan, likeliest, rope, activation, norm, edits)
 
 
 def begin_warm_up(*others: ModuleType, cpu_isa: CpuIsa, num_threads: int) -> Compiling | None:

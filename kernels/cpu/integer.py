@@ -41,6 +41,7 @@ from .vector import (
     above16,
     choose16,
     get_i32,
+    get_i64,
     highest16_of_four,
     lane16,
     load16,
@@ -60,7 +61,7 @@ from .vector import (
 )
 
 # Products of at least so many rows use wide tiles. With fewer rows these were slower, but for a head.
-_WIDE_FROM, _WIDE_FROM_OF_HEAD = 32, 9
+_WIDE_FROM = {8: 32, 16: 9}  # by the bits of x
 _BLOCKS_AT_ONCE = 2  # their weights stay in the first cache from one tile of rows to the next
 _MIN_SHARE = 200_000  # products worth a second thread
 _ALONE_ROWS, _ALONE_BLOCKS = 16, 512  # up to so many rows, or from so many blocks of outputs on, see ALONE_THREADS
@@ -70,19 +71,35 @@ class IntegerProduct:
     """``x [T, K] -> [T, N]`` for weights packed by ``packing``; bias float32 [N]."""
 
     def __init__(
-        self, packed: Tensor, num_outputs: int, *, bits: Literal[4, 8], x_bits: Literal[8, 16], bias: Tensor | None
+        self,
+        packed: Tensor,
+        num_outputs: int,
+        *,
+        bits: Literal[4, 8],
+        x_bits: Literal[8, 16],
+        bias: Tensor | None,
+        wide_from: int | None = None,
     ) -> None:
+        """``wide_from``: the fewest rows that use wide tiles, None: as is usual."""
         self.packed, self.num_outputs, self.bias = packed, num_outputs, bias
+        self._wide_from = wide_from or _WIDE_FROM[x_bits if bits == 8 else 8]
         self._form = x_form(isa(), bits, x_bits)
         self._run = {(4, 8): _run_4x8, (4, 16): _run_4x16, (8, 8): _run_8x8, (8, 16): _run_8x16}[bits, x_bits]
         self._run.compile()
 
     def __call__(
-        self, x: Tensor, out_dtype: torch.dtype, *, out: Tensor | None = None, blocks: Tensor | None = None
+        self,
+        x: Tensor,
+        out_dtype: torch.dtype,
+        *,
+        out: Tensor | None = None,
+        blocks: Tensor | None = None,
+        count: Tensor | None = None,
     ) -> Tensor:
         """``out`` [T, N], if given, receives the results; it may be columns of a larger tensor.
 
-        With ``blocks`` (int32) only outputs [16 b, 16 b + 16) of each block b are written.
+        With ``blocks`` (int32) only outputs [16 b, 16 b + 16) of each block b are written; with ``count`` (int64 [1])
+        those of so many of the blocks, which is read when the kernel runs.
         """
         x = readable(x)
         num_rows, width = x.shape
@@ -109,10 +126,12 @@ class IntegerProduct:
             out.stride(0),
             rounded.data_ptr(),
             own_len if is_alone else 0,
-            task_len(num_blocks, threads, _BLOCKS_AT_ONCE),
+            task_len(num_blocks, threads, _BLOCKS_AT_ONCE) if count is None else _BLOCKS_AT_ONCE,
             0 if blocks is None else blocks.data_ptr(),
             num_blocks,
             threads,
+            self._wide_from,
+            0 if count is None else count.data_ptr(),
         )
         self._run(call, threads=threads)
         return out
@@ -135,6 +154,8 @@ class IntegerCall(NamedTuple):
     blocks: int  # int32 [num_blocks]: the blocks of 16 outputs to compute, or 0: all
     num_blocks: int
     regions: int  # of tasks, see ``entry``
+    wide_from: int  # the fewest rows that use wide tiles
+    count: int  # int64: how many of ``blocks`` to compute; 0: num_blocks of them
 
 
 _RUN = 16  # groups of a tile's rows that one thread rounds: whole cache lines, so no two threads write to the same one
@@ -197,25 +218,25 @@ def _block_8x16(weights: int, x: int, num_groups: int, out: int, rows: int) -> N
 @entry
 def _run_4x8(call: IntegerCall) -> None:
     rounded = _round_rows(call, 8, _form_4x8())
-    _multiply_blocks(call, rounded, _RECORD_4, _form_4x8(), _block_4x8, _wide_block_4x8, _WIDE_FROM)
+    _multiply_blocks(call, rounded, _RECORD_4, _form_4x8(), _block_4x8, _wide_block_4x8)
 
 
 @entry
 def _run_4x16(call: IntegerCall) -> None:
     rounded = _round_rows(call, 8, _form_4x16())
-    _multiply_blocks(call, rounded, _RECORD_4, _form_4x16(), _block_4x16, _wide_block_4x16, _WIDE_FROM)
+    _multiply_blocks(call, rounded, _RECORD_4, _form_4x16(), _block_4x16, _wide_block_4x16)
 
 
 @entry
 def _run_8x8(call: IntegerCall) -> None:
     rounded = _round_rows(call, 128, _form_8x8())
-    _multiply_blocks(call, rounded, _RECORD_8, _form_8x8(), _block_8x8, _wide_block_8x8, _WIDE_FROM)
+    _multiply_blocks(call, rounded, _RECORD_8, _form_8x8(), _block_8x8, _wide_block_8x8)
 
 
 @entry
 def _run_8x16(call: IntegerCall) -> None:
     rounded = _round_rows(call, 128, _form_8x16())
-    _multiply_blocks(call, rounded, _RECORD_8, _form_8x16(), _block_8x16, _wide_block_8x16, _WIDE_FROM_OF_HEAD)
+    _multiply_blocks(call, rounded, _RECORD_8, _form_8x16(), _block_8x16, _wide_block_8x16)
 
 
 @helper
@@ -344,7 +365,12 @@ def _store_steps(to: int, low: Any, high: Any, form: int) -> Any:
 
 @inlined
 def _num_tasks(call: IntegerCall) -> int:
-    return (call.num_blocks + call.blocks_a_task - 1) // call.blocks_a_task
+    return (_num_blocks(call) + call.blocks_a_task - 1) // call.blocks_a_task
+
+
+@inlined
+def _num_blocks(call: IntegerCall) -> int:
+    return call.num_blocks if call.count == 0 else get_i64(call.count, 0)
 
 
 @inlined
@@ -355,14 +381,13 @@ def _multiply_blocks(
     form: int,
     multiply_block: Any,
     multiply_wide: Any,
-    wide_from: int,
 ) -> None:
     num_rows, num_groups, packed, num_outputs = call.num_rows, call.width // GROUP_LEN, call.packed, call.num_outputs
     bias, out, out_kind, out_step = call.bias, call.out, call.out_kind, call.out_step
-    blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, call.num_blocks
+    blocks_a_task, picked, num_blocks = call.blocks_a_task, call.blocks, _num_blocks(call)
     tile, tile_rows, record = _local_tile(), _tile_rows(), x_record_len(form, _tile_rows())
     num_tasks, regions = _num_tasks(call), call.regions
-    is_wide = _has_wide_tiles() != 0 and num_rows >= wide_from and picked == 0
+    is_wide = _has_wide_tiles() != 0 and num_rows >= call.wide_from and picked == 0
     # Each tile of rows fetches its share of the next blocks' weights.
     pair_len, num_tiles = WIDE_BLOCKS * num_groups * weight_record, (num_rows + WIDE_ROWS - 1) // WIDE_ROWS
     later_step = (WIDE_BLOCKS * weight_record + 64 * num_tiles - 1) // (64 * num_tiles) * 64

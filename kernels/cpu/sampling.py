@@ -54,16 +54,23 @@ _LEAST_WEIGHT = 1e-30  # above zero, so that top-p keeps the likeliest token
 _BINS = 2048
 
 
-def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, rows: Tensor | None = None) -> Sampled:
+def sample(
+    logits: Tensor,
+    batch: SampleBatch,
+    *,
+    mask: Tensor | None = None,
+    rows: Tensor | None = None,
+    ids: np.ndarray | None = None,
+) -> Sampled:
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
     num_rows, vocab_size = logits.shape
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     logprobs = torch.empty(num_rows, dtype=torch.float32)
-    floats = np.stack((batch.temperature, batch.top_p, batch.min_p)).astype(np.float32)  # [3, R]
-    top_k = np.ascontiguousarray(batch.top_k, dtype=np.int32)
-    draws = np.ascontiguousarray(batch.draw, dtype=np.float64)
-    if not floats.shape[1] == len(top_k) == len(draws) == num_rows:
-        raise ValueError(f"sampling parameters of {floats.shape[1]} rows for {num_rows} rows of logits")
+    temperature = np.ascontiguousarray(batch.temperature, np.float32)
+    top_p, min_p = np.ascontiguousarray(batch.top_p, np.float32), np.ascontiguousarray(batch.min_p, np.float32)
+    top_k, draws = np.ascontiguousarray(batch.top_k, np.int32), np.ascontiguousarray(batch.draw, np.float64)
+    if not len(temperature) == len(top_k) == len(top_p) == len(min_p) == len(draws) == num_rows:
+        raise ValueError(f"sampling parameters of {len(temperature)} rows for {num_rows} rows of logits")
     threads = team_size(num_rows * vocab_size, min_share=1 << 15)
     scratch_len = _scratch_len(vocab_size)
     scratch = torch.empty(threads * scratch_len, dtype=torch.float64)
@@ -73,16 +80,21 @@ def sample(logits: Tensor, batch: SampleBatch, *, mask: Tensor | None = None, ro
     words = np.zeros(num_rows, dtype=np.int64)  # the address of each row's mask, 0: it has none
     if mask is not None:
         mask = mask if mask.stride(-1) == 1 else mask.contiguous()
-        masked = np.arange(len(mask)) if rows is None else rows.numpy()
-        check_range("row", torch.from_numpy(masked), num_rows)
-        words[masked] = mask.data_ptr() + 4 * mask.stride(0) * np.arange(len(mask))
+        addresses = mask.data_ptr() + 4 * mask.stride(0) * (np.arange(len(mask)) if ids is None else ids)
+        if rows is None:
+            words[:] = addresses
+        else:
+            check_range("row", rows, num_rows)
+            words[rows.numpy()] = addresses
     forbid_replay("sample")  # a tape does not keep numpy's arrays
     call = SampleCall(
         logits.data_ptr(),
         logits.stride(0),
         vocab_size,
         num_rows,
-        floats.ctypes.data,
+        temperature.ctypes.data,
+        top_p.ctypes.data,
+        min_p.ctypes.data,
         top_k.ctypes.data,
         draws.ctypes.data,
         wants.ctypes.data,
@@ -106,7 +118,9 @@ class SampleCall(NamedTuple):
     logits_step: int  # numbers from one row to the next
     vocab_size: int
     num_rows: int
-    floats: int  # float32 [3, R]: temperature, top_p, min_p
+    temperature: int  # float32 [R]
+    top_p: int  # float32 [R]
+    min_p: int  # float32 [R]
     top_k: int  # int32 [R]
     draws: int  # float64 [R]
     wants_logprob: int  # uint8 [R]
@@ -144,7 +158,7 @@ def _candidates(scratch: int, vocab_size: int) -> Candidates:
 @entry
 def _sample(call: SampleCall) -> None:
     logits, step, vocab_size, num_rows = call.logits, call.logits_step, call.vocab_size, call.num_rows
-    floats, token_ids, logprobs = call.floats, call.token_ids, call.logprobs
+    token_ids, logprobs = call.token_ids, call.logprobs
     scratch = call.scratch + 8 * call.scratch_len * take_number(counters(call), THREAD)
     found = _candidates(scratch, vocab_size)
     row = take_number(counters(call), TASK)
@@ -160,11 +174,11 @@ def _sample(call: SampleCall) -> None:
             log_total = math.log(_total_weight(one, best, np.float32(1.0)))
         else:
             log_total = 0.0
-        temperature = get_f32(floats, row)
+        temperature = get_f32(call.temperature, row)
         if temperature > 0:
             inverse = min(np.float32(1.0) / temperature, _STEEPEST)
             total = _total_weight(one, best, inverse)
-            top_p, min_p = get_f32(floats, num_rows + row), get_f32(floats, 2 * num_rows + row)
+            top_p, min_p = get_f32(call.top_p, row), get_f32(call.min_p, row)
             top_k = get_i32(call.top_k, row)
             if top_k < 1 or top_k > vocab_size:
                 top_k = vocab_size
@@ -183,7 +197,7 @@ def _sample(call: SampleCall) -> None:
 
 
 @inlined
-def _bits16(row: Row, i: int) -> int:
+def bits16(row: Row, i: int) -> int:
     """Which of the 16 tokens from ``i`` on, a multiple of 16, are allowed."""
     return 0xFFFF if row.words == 0 else (get_i32(row.words, i >> 5) >> (i & 16)) & 0xFFFF
 
@@ -203,7 +217,7 @@ def _highest(row: Row) -> tuple[np.float32, int]:
     bound, forbidden = splat16(best), splat16(_MINUS_INF)
     whole = count - count % LANES
     for i in range(0, whole, LANES):
-        bits = _bits16(row, i)
+        bits = bits16(row, i)
         if bits != 0:
             part = choose16(bits, load16_f32(line, i), forbidden)
             if above16(part, bound) != 0:
@@ -227,7 +241,7 @@ def _total_weight(row: Row, best: np.float32, inverse: np.float32) -> float:
     whole = count - count % LANES
     total = 0.0
     for i in range(0, whole, LANES):
-        bits = _bits16(row, i)
+        bits = bits16(row, i)
         if bits != 0:
             total += sum16(exp16((choose16(bits, load16_f32(line, i), forbidden) - top) * factor))
     for i in range(whole, count):
@@ -244,7 +258,7 @@ def _draw(row: Row, best: np.float32, inverse: np.float32, target: float) -> int
     before, last = 0.0, 0
     i = 0
     while i < whole:
-        bits = _bits16(row, i)
+        bits = bits16(row, i)
         if bits != 0:
             after = before + sum16(exp16((choose16(bits, load16_f32(line, i), forbidden) - top) * factor))
             if after > target:
@@ -347,7 +361,7 @@ def _gather(row: Row, best: np.float32, inverse: np.float32, reach: np.float32, 
     whole = vocab_size - vocab_size % LANES
     count = 0
     for i in range(0, whole, LANES):
-        bits = _bits16(row, i)
+        bits = bits16(row, i)
         if bits == 0:
             continue
         scaled = (choose16(bits, load16_f32(line, i), forbidden) - top) * factor
@@ -430,6 +444,47 @@ def _keep(found: Candidates, count: int, bound: int, ties: int) -> int:
         put_i32(ids, kept, get_i32(ids, i))
         kept += 1
     return kept
+
+
+def uniform(seed: np.ndarray, position: np.ndarray) -> np.ndarray:
+    seeds, positions = np.ascontiguousarray(seed, np.int64), np.ascontiguousarray(position, np.int64)
+    if seeds.shape != positions.shape or seeds.ndim != 1:
+        raise ValueError(f"seeds of shape {seeds.shape} for positions of shape {positions.shape}")
+    out = np.empty(len(seeds), np.float64)
+    forbid_replay("uniform")  # a tape does not keep numpy's arrays
+    _uniform(UniformCall(seeds.ctypes.data, positions.ctypes.data, len(seeds), out.ctypes.data))
+    return out
+
+
+class UniformCall(NamedTuple):
+    seeds: int  # int64 [R]
+    positions: int  # int64 [R]
+    count: int
+    out: int  # float64 [R]
+
+
+_GAMMA, _FIRST, _SECOND = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+@entry
+def _uniform(call: UniformCall) -> None:
+    for i in range(call.count):
+        state = _mix(get_i64(call.seeds, i) + _GAMMA)
+        state = _mix(state + (get_i64(call.positions, i) + 1) * _GAMMA)
+        put_f64(call.out, i, _shifted(state, 11) * 2.0**-53)
+
+
+@inlined
+def _mix(z: int) -> int:
+    z = (z ^ _shifted(z, 30)) * _FIRST
+    z = (z ^ _shifted(z, 27)) * _SECOND
+    return z ^ _shifted(z, 31)
+
+
+@inlined
+def _shifted(z: int, count: int) -> int:
+    """The 64 bits shifted to the right, with zeros from the left."""
+    return (z >> count) & ((1 << (64 - count)) - 1)
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:

@@ -432,9 +432,12 @@ def sample(
     *,
     mask: Tensor | None = None,
     rows: Tensor | None = None,
+    ids: np.ndarray | None = None,
     config: DrawConfig | None = None,
 ) -> Sampled:
     num_rows, vocab_size = logits.shape
+    if mask is not None and ids is not None:
+        mask = mask[upload(ids, logits.device)]
     columns = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.draw)
     if any(len(column) != num_rows for column in columns):
         raise ValueError(f"sampling parameters of {len(batch.draw)} rows for {num_rows} rows of logits")

@@ -493,16 +493,22 @@ class VectorisedDecode:
         """Which mask each of ``rows`` has, and the masks; rows in equal states share one."""
         if not len(rows):
             return rows, []
-        numbers, mask_ids = np.unique(self._states[rows], return_inverse=True)
-        masks = [self._grammar_states.masks[number] for number in numbers.tolist() if number >= 0]
-        if len(masks) < len(numbers):  # states without a number come first; each such row has a mask of its own
-            mask_ids = mask_ids - 1
-            for i in np.flatnonzero(mask_ids < 0).tolist():
-                matcher = _candidate_of(self._sequences[rows.item(i)]).matcher
-                assert matcher is not None
-                mask_ids[i] = len(masks)
-                masks.append(matcher.mask())
-        return mask_ids, masks
+        masks: list[np.ndarray] = []
+        places: dict[int, int] = {}  # in ``masks``, by state
+        mask_ids: list[int] = []
+        for i, state in enumerate(self._states[rows].tolist()):
+            place = places.get(state)
+            if place is None:
+                place = len(masks)
+                if state >= 0:
+                    places[state] = place
+                    masks.append(self._grammar_states.masks[state])
+                else:  # a state without a number has a mask of its own
+                    matcher = _candidate_of(self._sequences[rows.item(i)]).matcher
+                    assert matcher is not None
+                    masks.append(matcher.mask())
+            mask_ids.append(place)
+        return np.array(mask_ids, np.int64), masks
 
 
 def _candidate_of(seq: Sequence) -> Candidate:

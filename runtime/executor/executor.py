@@ -17,6 +17,7 @@ from ..scheduler import StepPlan
 from .accelerator import Accelerator, Readback, accelerator_of
 from .decode_graphs import DecodeGraphs
 from .device_batch import DeviceBatch
+from .greedy_head import GreedyHead
 from .prefixes import PrefixFinder
 from .split_steps import SplitSteps, shortlist_len
 from .step_logits import StepLogits, StepMasks
@@ -172,6 +173,7 @@ class Executor:
         self._mask_words = (model.config.vocab_size + 31) // 32
         self._row_adapters = np.full(max_rows, -1, dtype=np.int64)  # of vectorised rows, which the plan does not say
         self._tapes: StepTapes | None = None
+        self._greedy: GreedyHead | None = None
         self.graphs: DecodeGraphs | None = None
         self.inputs: DeviceBatch | None = None
         self._owned: HeldSlots | None = None  # where other ranks have some of the slots: in place of the slot table
@@ -179,7 +181,9 @@ class Executor:
             self._owned = model.sequence.slots(pool_slots=kv.num_slots, max_rows=max_rows, max_len=max_len)
         if self.accelerator is None:
             self.slot_table = np.zeros((max_rows, max_len), dtype=np.int32)
-            self._tapes = StepTapes(model, kv) if model.has_tapes else None
+            if model.has_tapes:
+                self._tapes = StepTapes(model, kv)
+                self._greedy = None if split else GreedyHead(model, num_tokens=self._num_tokens)
             return
         with torch.inference_mode():
             spare_slot = kv.num_slots - 1
@@ -203,6 +207,8 @@ class Executor:
         """Record the tape of one more number of rows before a step has it: some 3 ms. False where none is missing."""
         if self._tapes is None or self._owned is not None:
             return False
+        if self._greedy is not None:
+            self._greedy.prepare()
         return self._tapes.record_ahead(torch.from_numpy(self.slot_table))
 
     @property
@@ -334,6 +340,10 @@ class Executor:
             listed = self._draw_listed(self._split, step, drawn, masks)
             if listed is not None:
                 return listed
+        if self._greedy is not None and edits is None and not wants_top:
+            greedy = self._draw_greedy(self._greedy, step, drawn, masks)
+            if greedy is not None:
+                return greedy
         order: np.ndarray | None = None
         if len(drawn) != len(step) or (drawn.logits_rows != np.arange(len(step))).any():
             if self._split is not None:
@@ -353,7 +363,8 @@ class Executor:
         if masks is None or wants_top:
             sampled = kernels.sample(logits, batch)
         else:  # the kernel reads only the logits that the masks allow
-            sampled = kernels.sample(logits, batch, mask=self._words(masks), rows=self._rows(masks, len(logits)))
+            words = self._on_device(masks.words.view(np.int32))
+            sampled = kernels.sample(logits, batch, mask=words, rows=self._rows(masks, len(logits)), ids=masks.ids)
         if order is not None:
             place = self._on_device(np.argsort(order))
             sampled = kernels.Sampled(sampled.token_ids[place], sampled.logprobs[place])
@@ -365,6 +376,18 @@ class Executor:
             if row.params.return_logprob and row.params.top_logprobs_num
         }
         return StepDraws(sampled.token_ids, sampled.logprobs, tops)
+
+    @staticmethod
+    def _draw_greedy(
+        head: GreedyHead, step: StepLogits, drawn: DrawArrays, masks: StepMasks | None
+    ) -> StepDraws | None:
+        """The draws where all are greedy and nobody wants a log-probability; None where they need logits."""
+        if step.is_computed or drawn.temperature.any() or drawn.wants_logprob.any():
+            return None
+        if len(drawn) != len(step) or (drawn.logits_rows != np.arange(len(step))).any():
+            return None
+        token_ids = head.draw(step.features, masks)
+        return None if token_ids is None else StepDraws(token_ids, torch.full(token_ids.shape, torch.nan), {})
 
     def _draw_listed(
         self, split: SplitSteps, step: StepLogits, drawn: DrawArrays, masks: StepMasks | None

@@ -7,7 +7,7 @@ import torch
 
 from ...cpu_isa import isa
 from ...kernels.backend import reads_packed
-from ...kernels.linear import Columns, PackedBytes, PackedLinear, packed_bytes
+from ...kernels.linear import Columns, LikeliestOutputs, PackedBytes, PackedLinear, packed_bytes
 from ..quant import (
     GROUP32_KINDS,
     GroupTensor,
@@ -91,6 +91,10 @@ class LMHead(Linear):
 
     def pick(self, x: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self._capped(super().pick(x, blocks, out))
+
+    def likeliest(self, num_tokens: int) -> LikeliestOutputs | None:
+        """``PackedLinear.likeliest``. Not with a cap, which makes logits equal that were not."""
+        return self.parts[0].likeliest(num_tokens) if len(self.parts) == 1 and not self.cap else None
 
     def write(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Writes the logits of x [L, C] to ``out`` and returns it. Only for one part."""

@@ -111,6 +111,9 @@ class SplitHead(LMHead):
     def can_pick(self) -> bool:
         return False
 
+    def likeliest(self, num_tokens: int) -> None:
+        return None
+
     @property
     def rank(self) -> int:
         return self._group.rank

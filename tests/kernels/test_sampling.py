@@ -7,6 +7,7 @@ import pytest
 import torch
 from phloem import kernels
 from phloem.kernels import LogitEdits, SampleBatch, reference
+from phloem.kernels.backend import REFERENCE, using
 from torch import Tensor
 
 # (temperature, top_k, top_p, min_p)
@@ -164,6 +165,34 @@ def test_uniform_is_even_and_depends_on_seed_and_position_only() -> None:
     assert abs(np.corrcoef(grid[:-1].ravel(), grid[1:].ravel())[0, 1]) < 0.03
     assert abs(np.corrcoef(grid[:, :-1].ravel(), grid[:, 1:].ravel())[0, 1]) < 0.03
     assert kernels.uniform(np.array([7]), np.array([150]))[0] == grid[150, 57]
+
+
+def test_uniform_equals_the_reference_to_the_bit() -> None:
+    ends = np.iinfo(np.int64)
+    rng = np.random.default_rng(1)
+    seeds = np.concatenate(([ends.min, ends.max, -1, 0], rng.integers(ends.min, ends.max, 1000)))
+    positions = np.concatenate(([0, 1, 1 << 40, ends.max], rng.integers(0, 1 << 40, 1000)))
+    assert np.array_equal(kernels.uniform(seeds, positions), reference.uniform(seeds, positions))
+    with pytest.raises(ValueError, match="seeds of shape"):
+        kernels.uniform(np.zeros(2, np.int64), np.zeros(3, np.int64))
+
+
+def test_rows_that_share_masks_equal_rows_with_their_own() -> None:
+    rng = np.random.default_rng(2)
+    logits = random_logits(len(CUTS), 1000)
+    batch = batch_of(CUTS, rng.random(len(logits)))
+    masks = rng.integers(0, 1 << 32, (3, 32), dtype=np.uint32)
+    ids = rng.integers(0, 3, len(CUTS) - 2)
+    rows = torch.from_numpy(rng.permutation(len(CUTS))[:-2])
+    shared = kernels.sample(logits.clone(), batch, mask=masks, rows=rows, ids=ids)
+    own = kernels.sample(logits.clone(), batch, mask=masks[ids], rows=rows)
+    assert torch.equal(shared.token_ids, own.token_ids) and torch.equal(shared.logprobs, own.logprobs)
+    with using(REFERENCE):
+        slow = kernels.sample(logits.clone(), batch, mask=masks, rows=rows, ids=ids)
+    assert torch.equal(shared.token_ids, slow.token_ids)
+    for wrong in (np.full(len(ids), 3), np.full(len(ids), -1), ids[1:]):
+        with pytest.raises(ValueError, match="mask"):
+            kernels.sample(logits.clone(), batch, mask=masks, rows=rows, ids=wrong)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 45, 5000])

@@ -204,7 +204,7 @@ def test_a_grammar_that_fails_off_the_step_fails_its_op_alone(engine: EngineCore
 
 def test_what_follows_at_once_is_derived_on_the_steps_thread_until_its_time_is_over(engine: EngineCore) -> None:
     masks = MaskThread(budget_s=600.0)
-    masks._executor.shutdown()  # whoever asks it fails
+    masks.close()  # whoever asks its thread fails
     masks.begin_step()
     grammar = engine.grammars.compile(GrammarSpec("json_schema", '{"type": "string", "maxLength": 20}')).result()
     first, other = grammar.matcher(), grammar.matcher()
