@@ -155,7 +155,7 @@ class IntegerCall(NamedTuple):
     num_blocks: int
     regions: int  # of tasks, see ``entry``
     wide_from: int  # the fewest rows that use wide tiles
-    count: int  # int64: how many of ``blocks`` to compute; 0: num_blocks of them
+    counted: int  # int64: how many of ``blocks`` to compute; 0: num_blocks of them
 
 
 _RUN = 16  # groups of a tile's rows that one thread rounds: whole cache lines, so no two threads write to the same one
@@ -370,7 +370,7 @@ def _num_tasks(call: IntegerCall) -> int:
 
 @inlined
 def _num_blocks(call: IntegerCall) -> int:
-    return call.num_blocks if call.count == 0 else get_i64(call.count, 0)
+    return call.num_blocks if call.counted == 0 else get_i64(call.counted, 0)
 
 
 @inlined

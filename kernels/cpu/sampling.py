@@ -459,7 +459,7 @@ def uniform(seed: np.ndarray, position: np.ndarray) -> np.ndarray:
 class UniformCall(NamedTuple):
     seeds: int  # int64 [R]
     positions: int  # int64 [R]
-    count: int
+    num_rows: int
     out: int  # float64 [R]
 
 
@@ -468,7 +468,7 @@ _GAMMA, _FIRST, _SECOND = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0
 
 @entry
 def _uniform(call: UniformCall) -> None:
-    for i in range(call.count):
+    for i in range(call.num_rows):
         state = _mix(get_i64(call.seeds, i) + _GAMMA)
         state = _mix(state + (get_i64(call.positions, i) + 1) * _GAMMA)
         put_f64(call.out, i, _shifted(state, 11) * 2.0**-53)
