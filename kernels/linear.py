@@ -176,11 +176,12 @@ class PackedLinear:
         """Whether ``rows`` can return the exact weights from their packed form."""
         return isinstance(self._product, BytesProduct) and self._product.bits == 8
 
-    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Weights [T, K] of outputs ``ids`` (int64 [T]). Only where ``has_rows``."""
+    def rows(self, ids: Tensor, dtype: torch.dtype, *, out: Tensor | None = None, also: Tensor | None = None) -> Tensor:
+        """Weights [T, K] of outputs ``ids`` (int64 [T]), as ``packing.packed_rows``. Only where ``has_rows``."""
         assert isinstance(self._product, BytesProduct)
         weight = self._product.weight
-        return packing.packed_rows(weight.records, self.shape[0], ids, dtype, words=weight.x_bits == 0)
+        words = weight.x_bits == 0
+        return packing.packed_rows(weight.records, self.shape[0], ids, dtype, words=words, out=out, also=also)
 
     @property
     def needs_torch_threads(self) -> bool:

@@ -17,11 +17,13 @@ from .llvm import LANES
 from .machine_code import inlined
 from .tensors import KINDS, check_range, team_size
 from .vector import (
+    get,
     get_f16,
     get_i32,
     get_i64,
     local_floats,
     put,
+    put_f32,
     put_i32,
     take_number,
 )
@@ -171,16 +173,38 @@ def _pack_blocks(call: PackCall, bits: int) -> None:
         block = take_number(counters(call), TASK)
 
 
-def packed_rows(packed: Tensor, num_outputs: int, ids: Tensor, dtype: torch.dtype, *, words: bool = False) -> Tensor:
+def packed_rows(
+    packed: Tensor,
+    num_outputs: int,
+    ids: Tensor,
+    dtype: torch.dtype,
+    *,
+    words: bool = False,
+    out: Tensor | None = None,
+    also: Tensor | None = None,
+) -> Tensor:
     """Weights [T, K] of outputs ``ids`` (int64 [T]) of ``pack_int8``'s result, rounded once to ``dtype``.
 
-    ``words``: the records are those of ``to_words``.
+    ``words``: the records are those of ``to_words``. ``out``, dense, receives them if given, and ``also`` (float32,
+    dense) the same numbers.
     """
     ids = ids.long().contiguous()
     check_range("row", ids, num_outputs)
     num_groups = packed.shape[1]
-    out = torch.empty((len(ids), num_groups * GROUP_LEN), dtype=dtype)
-    call = UnpackCall(packed.data_ptr(), num_groups, ids.data_ptr(), len(ids), out.data_ptr(), KINDS[dtype], words)
+    if out is None:
+        out = torch.empty((len(ids), num_groups * GROUP_LEN), dtype=dtype)
+    for given in (out, also):
+        assert given is None or (given.shape == (len(ids), num_groups * GROUP_LEN) and given.is_contiguous())
+    call = UnpackCall(
+        packed.data_ptr(),
+        num_groups,
+        ids.data_ptr(),
+        len(ids),
+        out.data_ptr(),
+        KINDS[out.dtype],
+        words,
+        0 if also is None else also.data_ptr(),
+    )
     _unpack_8(call, threads=team_size(out.numel()))
     return out
 
@@ -193,12 +217,13 @@ class UnpackCall(NamedTuple):
     out: int  # [num_ids, groups * 32]
     kind: int  # of out
     words: int  # 1: records of ``to_words``
+    also: int  # float32 [num_ids, groups * 32], or 0
 
 
 @entry
 def _unpack_8(call: UnpackCall) -> None:
     packed, num_groups, ids, num_ids = call.packed, call.num_groups, call.ids, call.num_ids
-    out, kind = call.out, call.kind
+    out, kind, also = call.out, call.kind, call.also
     # Words from one four of an output's neighbours to the next, and from one output to the next.
     step, lane_step, flip = (1, QUADS, _SIGNS) if call.words != 0 else (LANES, 1, 0)
     i = take_number(counters(call), TASK)
@@ -212,5 +237,8 @@ def _unpack_8(call: UnpackCall) -> None:
             for j in range(QUADS):
                 word = get_i32(at, step * j + lane_step * lane) ^ flip
                 for byte in range(4):
-                    put(out, to + 4 * j + byte, kind, scale * np.float32(((word >> (8 * byte)) & 255) - 128))
+                    place = to + 4 * j + byte
+                    put(out, place, kind, scale * np.float32(((word >> (8 * byte)) & 255) - 128))
+                    if also != 0:
+                        put_f32(also, place, get(out, place, kind))
         i = take_number(counters(call), TASK)

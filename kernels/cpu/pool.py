@@ -14,8 +14,6 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 from numba import types
@@ -89,16 +87,12 @@ class Pool:
         finally:
             self._busy.release()
 
-    @contextmanager
-    def alone(self) -> Iterator[int]:
-        """The pool's address for many calls of ``give_job``; 0 while another caller has the pool."""
-        if self._process != os.getpid() or not self._busy.acquire(blocking=False):
-            yield 0
-            return
-        try:
-            yield self._address
-        finally:
-            self._busy.release()
+    def take(self) -> int:
+        """The pool's address for many calls of ``give_job``, until ``give_back``; 0 while another caller has it."""
+        return self._address if self._process == os.getpid() and self._busy.acquire(blocking=False) else 0
+
+    def give_back(self) -> None:
+        self._busy.release()
 
     def close(self) -> None:
         """Ends the threads."""

@@ -68,11 +68,14 @@ class Tape:
     def replay(self, pool: Pool | None) -> None:
         """Makes every call, in order, on the pool's threads; on this thread alone without a pool that is free."""
         times = open_times()
-        if pool is None:
+        address = 0 if pool is None else pool.take()
+        if pool is None or not address:
             self._make_all(0, 0, times)
-        else:
-            with pool.alone() as address:
-                self._make_all(address, pool.num_threads - 1, times)
+            return
+        try:
+            self._make_all(address, pool.num_threads - 1, times)
+        finally:
+            pool.give_back()
 
     def _make_all(self, pool: int, num_workers: int, times: KernelTimes | None) -> None:
         begin = 0

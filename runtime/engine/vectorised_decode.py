@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
 MIN_ROWS = 9  # with fewer rows, arrays cost more than they save
 MAX_UNSYNCED = 64  # tokens of a row that its sequence does not have yet
 SLOT_WINDOW = 64  # slots copied from a lease at once, at most
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What is drawn for rows of which none came or went since. The masks and lengths of ``arrays`` are old."""
+
+    part_rows: np.ndarray
+    draws: VectorDraws
+    arrays: DrawArrays
 
 
 class VectorisedDecode:
@@ -74,6 +84,7 @@ class VectorisedDecode:
         self._step_at_once, self._jump_forward = step_at_once, jump_forward
         max_rows = scheduler.config.max_running
         self._sequences: dict[int, Sequence] = {}  # by row
+        self._drawn: _Drawn | None = None  # of the last step; None since a row came or went
         self._seq_ids = np.full(max_rows, -1, np.int64)  # -1: no vectorised sequence has this row
         # Tokens and slots.
         self._num_tokens = np.zeros(max_rows, np.int64)  # whose value is known
@@ -95,8 +106,7 @@ class VectorisedDecode:
         self._is_eos[[i for i in tokenizer.eos_ids if i < vocab_size]] = True
         self._max_lens = np.zeros(max_rows, np.int64)  # tokens at which the candidate ends
         self._stops_at_eos = np.zeros(max_rows, np.bool_)
-        self._free_until = np.zeros(max_rows, np.int64)  # tokens up to which its limit of tokens changes no mask
-        self._is_checked = np.zeros(max_rows, np.bool_)  # each of its tokens is accepted one by one
+        self._free_until = np.zeros(max_rows, np.int64)  # see ``_free_tokens``
         self._is_streamed = np.zeros(max_rows, np.bool_)
         self._is_mid_text = np.zeros(max_rows, np.bool_)  # of a streamed row: its detokenizer holds text back
         self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}  # by skip_special_tokens, then token
@@ -158,6 +168,7 @@ class VectorisedDecode:
         self._seq_ids[row] = -1
         self._has_next[row] = False
         seq.is_vectorised = False
+        self._drawn = None
         seq.logits_from = len(seq.tokens) - 1
         program = _candidate_of(seq).generation.owner.program
         entry = self._programs[program]
@@ -235,7 +246,6 @@ class VectorisedDecode:
         self._max_lens[row] = min(length + params.max_tokens - candidate.num_generated, self._context_len)
         self._stops_at_eos[row] = not params.ignore_eos
         self._is_masked[row] = candidate.matcher is not None
-        self._is_checked[row] = bool(params.stop or params.stop_regex or params.stop_token_ids)
         self._is_streamed[row] = generation.op.stream
         self._is_mid_text[row] = candidate.is_mid_text
         self._temperature[row] = params.temperature
@@ -250,7 +260,8 @@ class VectorisedDecode:
         entry[1] += 1
         self._program_ids[row] = entry[0]
         self._states[row] = self._number(candidate)
-        self._free_until[row] = _free_until(candidate)
+        self._free_until[row] = self._free_tokens(candidate)
+        self._drawn = None
 
     def _observe(self, candidate: Candidate, ids: np.ndarray) -> None:
         """Tell the drafters of tokens for which no draft was run."""
@@ -335,10 +346,16 @@ class VectorisedDecode:
 
     def draws(self, part: DecodePart) -> tuple[VectorDraws, DrawArrays]:
         """What is to be drawn from a step whose first rows were ``part``; sequences that have ended are left out."""
+        drawn = self._drawn
+        if drawn is None or not np.array_equal(drawn.part_rows, part.row_ids):
+            drawn = self._drawn = self._drawn_of(part)
+        rows = drawn.draws.row_ids
+        mask_ids, masks = self._masks_of(rows[drawn.arrays.masked])
+        return drawn.draws, drawn.arrays.at(self._num_tokens[rows], mask_ids, masks)
+
+    def _drawn_of(self, part: DecodePart) -> _Drawn:
         logits_rows = np.flatnonzero(self._seq_ids[part.row_ids] == part.seq_ids)
         rows = part.row_ids[logits_rows]
-        masked = np.flatnonzero(self._is_masked[rows])
-        mask_ids, masks = self._masks_of(rows[masked])
         arrays = DrawArrays(
             logits_rows=logits_rows,
             seeds=self._seeds[rows],
@@ -348,11 +365,10 @@ class VectorisedDecode:
             top_p=self._top_p[rows],
             min_p=self._min_p[rows],
             wants_logprob=np.zeros(len(rows), np.bool_),
-            masked=masked,
-            mask_ids=mask_ids,
-            masks=masks,
+            masked=np.flatnonzero(self._is_masked[rows]),
+            takes_highest=len(rows) == len(part) and not self._temperature[rows].any(),
         )
-        return VectorDraws(rows, part.seq_ids[logits_rows], np.arange(len(rows))), arrays
+        return _Drawn(part.row_ids, VectorDraws(rows, part.seq_ids[logits_rows], np.arange(len(rows))), arrays)
 
     def accept(self, drawn: VectorDraws, token_ids: np.ndarray) -> None:
         """Accept the drawn tokens of a step, int64 [draws]."""
@@ -360,18 +376,21 @@ class VectorisedDecode:
         if not len(rows):
             return
         ids = token_ids[ats]
-        num_tokens = self._num_tokens[rows] + 1
-        is_checked = self._is_checked[rows] | (num_tokens >= self._max_lens[rows]) | (ids < 0)
-        is_checked |= num_tokens >= self._free_until[rows]
-        is_checked |= self._is_eos[ids] & self._stops_at_eos[rows]
+        is_checked = (self._num_tokens[rows] + 1 >= self._free_until[rows]) | (ids < 0)
+        is_end = self._is_eos[ids]
+        if is_end.any():
+            is_checked |= is_end & self._stops_at_eos[rows]
         is_streamed = self._is_streamed[rows]
         if is_streamed.any():
             is_checked |= is_streamed & self._is_mid_text[rows]
             places = np.flatnonzero(is_streamed & ~is_checked)
             for i, row, token_id in zip(places.tolist(), rows[places].tolist(), ids[places].tolist(), strict=True):
                 is_checked[i] = not self._text_of(row, token_id)
-        unchecked = ~is_checked
-        new_rows, new_ids = self._accept_arrays(rows[unchecked], ids[unchecked])
+        if is_checked.any():
+            unchecked = ~is_checked
+            new_rows, new_ids = self._accept_arrays(rows[unchecked], ids[unchecked])
+        else:
+            new_rows, new_ids = self._accept_arrays(rows, ids)
         if len(new_rows):
             for state, token_id in zip(self._states[new_rows].tolist(), new_ids.tolist(), strict=True):
                 self._grammar_states.derive(state, token_id, self._step_at_once, jumps=self._jump_forward)
@@ -387,16 +406,16 @@ class VectorisedDecode:
     def _accept_arrays(self, rows: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Accept tokens that end nothing; returns those whose grammar state after the token is not known yet."""
         masked = np.flatnonzero(self._is_masked[rows])
-        new = masked[:0]
+        new_rows, new_ids = rows[:0], ids[:0]
         if len(masked):
             after = self._grammar_states.after(self._states[rows[masked]], ids[masked])
             new, masked, after = masked[after < 0], masked[after >= 0], after[after >= 0]
             masked_rows = rows[masked]
             self._states[masked_rows] = after
             self._unsynced_states[masked_rows, self._num_tokens[masked_rows] - self._num_synced[masked_rows]] = after
-        new_rows, new_ids = rows[new], ids[new]
-        if len(new):
-            rows, ids = np.delete(rows, new), np.delete(ids, new)
+            if len(new):
+                new_rows, new_ids = rows[new], ids[new]
+                rows, ids = np.delete(rows, new), np.delete(ids, new)
         places = np.flatnonzero(self._is_streamed[rows])
         for row, token_id in zip(rows[places].tolist(), ids[places].tolist(), strict=True):
             candidate = _candidate_of(self._sequences[row])
@@ -416,7 +435,7 @@ class VectorisedDecode:
         if has_next.any():
             self._next_ids[rows] = ids
             self._has_next[rows] = has_next
-        if num_unsynced.max(initial=0) + 1 >= MAX_UNSYNCED:
+        if len(rows) and num_unsynced.max() + 1 >= MAX_UNSYNCED:
             for row in rows[num_unsynced + 1 >= MAX_UNSYNCED].tolist():
                 self.synchronise(self._sequences[row])
 
@@ -459,7 +478,7 @@ class VectorisedDecode:
                 after = self._number(candidate)
                 self._grammar_states.learn(self._states.item(row), token_id, after)
                 self._states[row] = after
-                self._free_until[row] = _free_until(candidate)
+                self._free_until[row] = self._free_tokens(candidate)
         else:  # the grammar has forced more tokens
             self.remove(seq)
 
@@ -480,6 +499,16 @@ class VectorisedDecode:
         if text is None:
             text = texts[token_id] = candidate.detokenizer.text_of(token_id)
         return text
+
+    def _free_tokens(self, candidate: Candidate) -> int:
+        """The number of the sequence's tokens before which a token neither ends the candidate, unless it is an end
+        token, nor comes so near a limit of tokens that it changes a mask; 0 if each has to be looked at for itself."""
+        params, matcher, most = candidate.generation.op.params, candidate.matcher, 1 << 60
+        if params.stop or params.stop_regex or params.stop_token_ids:
+            return 0
+        if matcher is not None and matcher.has_limit:
+            most = len(candidate.seq.tokens) - matcher.num_tokens + matcher.free_until
+        return min(most, self._max_lens.item(candidate.seq.row_id))
 
     def _number(self, candidate: Candidate) -> int:
         """The number of its grammar's state. Where numbers have run out, all rows lose theirs first."""
@@ -515,14 +544,6 @@ def _candidate_of(seq: Sequence) -> Candidate:
     candidate = seq.tag
     assert isinstance(candidate, Candidate)
     return candidate
-
-
-def _free_until(candidate: Candidate) -> int:
-    """The number of the sequence's tokens up to which a limit of tokens changes no mask."""
-    matcher = candidate.matcher
-    if matcher is None or not matcher.has_limit:
-        return 1 << 60
-    return len(candidate.seq.tokens) - matcher.num_tokens + matcher.free_until
 
 
 def _draw_of(seq: Sequence, at: int) -> Draw:

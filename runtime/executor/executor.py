@@ -17,7 +17,7 @@ from ..scheduler import StepPlan
 from .accelerator import Accelerator, Readback, accelerator_of
 from .decode_graphs import DecodeGraphs
 from .device_batch import DeviceBatch
-from .greedy_head import GreedyHead
+from .greedy_head import MOST_ROWS, GreedyHead
 from .prefixes import PrefixFinder
 from .split_steps import SplitSteps, shortlist_len
 from .step_logits import StepLogits, StepMasks
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from ..memory import KVPool
     from ..models import Model
     from ..models.decoder import HeldSlots, Stage
+
+
+NO_LOGPROBS = torch.full((MOST_ROWS,), torch.nan)
 
 
 class ContentRows(Protocol):
@@ -77,6 +80,24 @@ class DrawArrays:
     masked: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     mask_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     masks: list[np.ndarray] = field(default_factory=list)
+    takes_highest: bool = False  # known: no temperature, no log-probability, and ``logits_rows`` count from 0
+
+    def at(self, num_tokens: np.ndarray, mask_ids: np.ndarray, masks: list[np.ndarray]) -> DrawArrays:
+        """The draws of the same rows in a later step."""
+        return DrawArrays(
+            self.logits_rows,
+            self.seeds,
+            num_tokens,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.wants_logprob,
+            self.masked,
+            mask_ids,
+            masks,
+            self.takes_highest,
+        )
 
     def __len__(self) -> int:
         return len(self.logits_rows)
@@ -216,14 +237,33 @@ class Executor:
         """The next plan may use draws below this number before the host has read them."""
         return self.inputs.num_fed if self.inputs is not None else 0
 
-    @torch.inference_mode()
     def forward(self, plan: StepPlan, *, needs_all: bool = True) -> StepLogits:
         """Logits [L, V] of each row's last ``num_logits`` positions, in the plan's order. Valid until the next step.
 
         Without ``needs_all`` the caller reads only the head's input of some positions.
         """
+        step = StepArrays.of(plan)
+        if self._tapes is not None and self._split is None and step.is_decode:
+            features = self._replayed(plan, step)
+            if features is not None:
+                self.features = features
+                return self._logits(features)
+        return self._forward(plan, step, needs_all=needs_all)
+
+    def _replayed(self, plan: StepPlan, step: StepArrays) -> torch.Tensor | None:
+        """The features of a step of one token a row, from a tape that is there already; else None."""
+        assert self._tapes is not None
+        if self._owned is not None or self.model.stage is not None or len(self.model.adapters):
+            return None
+        if self._given(plan) is not None:
+            return None
+        step.put_slots(self.slot_table)
+        return self._tapes.forward_decode(step)
+
+    @torch.inference_mode()
+    def _forward(self, plan: StepPlan, step: StepArrays, *, needs_all: bool) -> StepLogits:
         given = self._given(plan)
-        step = replace(StepArrays.of(plan), adapters=self._adapters_of(plan))
+        step = replace(step, adapters=self._adapters_of(plan))
         if self._split is not None:
             self._split.announce(step, None if self.inputs is None else self.inputs.drawn)
         self.run(step, given)
@@ -320,14 +360,23 @@ class Executor:
             return self.model.logits_of(features)
         return head.write(features, out)
 
-    @torch.inference_mode()
     def draw(self, step: StepLogits, rows: list[SampleRow], vectorised: DrawArrays | None = None) -> StepDraws:
         """Draw one token for each of ``vectorised``, then one for each row. May change the step's logits in place.
 
         The next plan may use these draws by number.
         """
-        num_vectorised = 0 if vectorised is None else len(vectorised)
         masks = self.masks_of(rows, vectorised)
+        if vectorised is not None and not rows and self._greedy is not None:
+            greedy = self._draw_greedy(self._greedy, step, vectorised, masks)
+            if greedy is not None:
+                return greedy
+        return self._draw(step, rows, vectorised, masks)
+
+    @torch.inference_mode()
+    def _draw(
+        self, step: StepLogits, rows: list[SampleRow], vectorised: DrawArrays | None, masks: StepMasks | None
+    ) -> StepDraws:
+        num_vectorised = 0 if vectorised is None else len(vectorised)
         arrays = arrays_of(rows) if rows or vectorised is None else None
         drawn = _joined([part for part in (vectorised, arrays) if part is not None])
         edits = kernels.LogitEdits.from_params(
@@ -340,7 +389,7 @@ class Executor:
             listed = self._draw_listed(self._split, step, drawn, masks)
             if listed is not None:
                 return listed
-        if self._greedy is not None and edits is None and not wants_top:
+        if self._greedy is not None and rows and edits is None and not wants_top:
             greedy = self._draw_greedy(self._greedy, step, drawn, masks)
             if greedy is not None:
                 return greedy
@@ -382,12 +431,14 @@ class Executor:
         head: GreedyHead, step: StepLogits, drawn: DrawArrays, masks: StepMasks | None
     ) -> StepDraws | None:
         """The draws where all are greedy and nobody wants a log-probability; None where they need logits."""
-        if step.is_computed or drawn.temperature.any() or drawn.wants_logprob.any():
+        if step.is_computed or len(drawn) != len(step):
             return None
-        if len(drawn) != len(step) or (drawn.logits_rows != np.arange(len(step))).any():
+        if not drawn.takes_highest and (
+            drawn.temperature.any() or drawn.wants_logprob.any() or (drawn.logits_rows != np.arange(len(step))).any()
+        ):
             return None
         token_ids = head.draw(step.features, masks)
-        return None if token_ids is None else StepDraws(token_ids, torch.full(token_ids.shape, torch.nan), {})
+        return None if token_ids is None else StepDraws(token_ids, NO_LOGPROBS[: len(token_ids)], {})
 
     def _draw_listed(
         self, split: SplitSteps, step: StepLogits, drawn: DrawArrays, masks: StepMasks | None

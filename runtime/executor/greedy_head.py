@@ -27,8 +27,8 @@ _LOOKED_AT = 8  # one of so many words of a mask is looked at
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     tape: Tape
-    features: torch.Tensor  # [L, C]
-    token_ids: torch.Tensor  # int64 [L]
+    features: np.ndarray  # [L, C], see ``_bits``
+    token_ids: np.ndarray  # int64 [L]
 
 
 class GreedyHead:
@@ -40,6 +40,7 @@ class GreedyHead:
         self._likeliest: LikeliestOutputs | None = None  # made where it is first needed
         self._is_possible = True
         self._masks = torch.zeros(MOST_ROWS, dtype=torch.int64)
+        self._words, self._has_words = self._masks.numpy(), False
         self._arena = Arena()
         self._kept: OrderedDict[tuple[int, torch.dtype], _Recorded] = OrderedDict()
 
@@ -51,9 +52,12 @@ class GreedyHead:
         num_rows = len(features)
         if not self._is_possible or not LEAST_ROWS <= num_rows <= MOST_ROWS or not team().can_replay:
             return None
-        words = self._masks.numpy()
-        words[:num_rows] = 0
+        words = self._words
+        if self._has_words:
+            words[:] = 0
+            self._has_words = False
         if masks is not None:
+            self._has_words = True
             looked_at = masks.words[:, ::_LOOKED_AT]
             has_few = np.count_nonzero(looked_at, axis=1) <= FEW_OF_A_ROW * looked_at.shape[1]
             if num_rows - np.count_nonzero(has_few[masks.ids]) < LEAST_ROWS:
@@ -62,9 +66,10 @@ class GreedyHead:
         recorded = self._recorded(features)
         if recorded is None:
             return None
-        recorded.features.copy_(features)
+        recorded.features[:] = _bits(features)
         recorded.tape.replay(team().pool)
-        return None if recorded.token_ids.min() < 0 else recorded.token_ids.clone()
+        token_ids = recorded.token_ids.copy()
+        return None if token_ids.item(0) < 0 else torch.from_numpy(token_ids)  # where one is -1, all are
 
     def prepare(self) -> None:
         """Make what the first draw needs, before it needs it: some 20 ms."""
@@ -84,8 +89,13 @@ class GreedyHead:
             with Recording(self._arena) as recording:
                 token_ids = self._likeliest(kept, self._masks)
             assert recording.foreign is None, recording.foreign
-            recorded = self._kept[key] = _Recorded(Tape(recording.calls, self._arena), kept, token_ids)
+            recorded = self._kept[key] = _Recorded(Tape(recording.calls, self._arena), _bits(kept), token_ids.numpy())
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return recorded
+
+
+def _bits(x: torch.Tensor) -> np.ndarray:
+    """The tensor's memory as numpy reads it: numpy has no bfloat16, and copies without torch's bookkeeping."""
+    return x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else x.numpy()

@@ -18,7 +18,7 @@ from ...kernels.cpu.recording import Arena, Call, Recording
 from ...kernels.cpu.tape import Tape
 from ...kernels.threads import team
 from ..layers.adapters import AdapterRows
-from ..layers.batch import ForwardBatch
+from ..layers.batch import ForwardBatch, StepArrays
 from .layer_calls import LayerCalls, LayerPattern
 from .tape_shapes import MAX_ROWS, MAX_TOKENS, StepShape, num_copies, padded_rows, usual_shapes
 
@@ -82,12 +82,41 @@ class TapeTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The integers of a tape's step, where it reads them; ``token_ids`` is of these steps alone."""
+
+    token_ids: torch.Tensor  # int64 [T]
+    token_array: np.ndarray  # the same memory
+    positions: np.ndarray
+    out_slots: np.ndarray
+    row_ids: np.ndarray
+    query_starts: np.ndarray
+    kv_lens: np.ndarray
+
+    @classmethod
+    def of(cls, batch: ForwardBatch) -> StepInputs:
+        token_ids = torch.zeros(batch.num_tokens, dtype=torch.int64)
+        others = (batch.positions, batch.out_slots, batch.row_ids, batch.query_starts, batch.kv_lens)
+        return cls(token_ids, token_ids.numpy(), *(tensor.numpy() for tensor in others))
+
+    def fill(self, step: StepArrays) -> None:
+        """Set them for the next replay."""
+        self.token_array[:] = step.token_ids
+        self.positions[:] = step.positions
+        self.out_slots[:] = step.out_slots
+        self.row_ids[:] = step.row_ids
+        self.query_starts[:] = step.query_starts
+        self.kv_lens[:] = step.kv_lens
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """A tape and its tensors. Unless it ``is_whole``, it ends with the inputs of the last layer's feed-forward."""
 
     tape: Tape
     tensors: TapeTensors
     is_whole: bool
+    inputs: StepInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +194,21 @@ class Replays:
         return self._features(
             _in_few_shapes(batch), None if has_all and batch.num_tokens == num_tokens else batch.logits_rows
         )
+
+    def forward_decode(self, step: StepArrays) -> torch.Tensor | None:
+        """As ``forward``, of a step whose rows have one token each, with logits, and no adapter. None unless its tape
+        is there already."""
+        shape = (step.num_tokens, step.num_tokens)
+        recorded = self.kept.get(shape)
+        if recorded is None or step.num_tokens > MAX_ROWS or not self._can_replay():
+            return None
+        self.is_cold = False
+        self.kept.move_to_end(shape)
+        tensors, inputs = recorded.tensors, recorded.inputs
+        inputs.fill(step)
+        self._model.write_embedded(inputs.token_ids, tensors.batch.positions, tensors.embedded, tensors.residual)
+        recorded.tape.replay(team().pool)
+        return tensors.features
 
     def record_ahead(self, slot_table: torch.Tensor) -> bool:
         """Record the first of the ``usual_shapes`` that has no tape yet. It takes as long as at a first step, and
@@ -310,7 +354,8 @@ class Replays:
         is_whole = batch.num_tokens <= MAX_ROWS or batch.adapters is not None
         if not is_whole:
             calls, words = calls[: -pattern.num_last], words[: -pattern.num_last_words]
-        return Recorded(Tape(calls, self.arena, words), pattern.tensors.of_shape(batch), is_whole)
+        tensors = pattern.tensors.of_shape(batch)
+        return Recorded(Tape(calls, self.arena, words), tensors, is_whole, StepInputs.of(tensors.batch))
 
     def _adapters_like(self, batch: ForwardBatch) -> AdapterRows | None:
         rows = batch.adapters

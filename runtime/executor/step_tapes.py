@@ -10,7 +10,7 @@ from .replays import Replays
 if TYPE_CHECKING:
     import torch
 
-    from ..layers.batch import ForwardBatch
+    from ..layers.batch import ForwardBatch, StepArrays
     from ..memory import KVPool
     from ..models import Model
 
@@ -46,6 +46,11 @@ class StepTapes:
         """``Replays.forward``."""
         self._last = self.plain if batch.adapters is None else self.adapted
         return self._last.forward(batch)
+
+    def forward_decode(self, step: StepArrays) -> torch.Tensor | None:
+        """``Replays.forward_decode``."""
+        self._last = self.plain
+        return self.plain.forward_decode(step)
 
     def record_ahead(self, slot_table: torch.Tensor) -> bool:
         """``Replays.record_ahead``, of steps without adapters."""

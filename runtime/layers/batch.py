@@ -61,9 +61,7 @@ class ForwardBatch:
     ) -> "ForwardBatch":
         """As ``from_plan``."""
         device = torch.device(device)
-        for row_id, start, slots in step.earlier:
-            slot_table[row_id, start : start + len(slots)] = slots
-        slot_table[step.token_rows, step.positions] = step.out_slots
+        step.put_slots(slot_table)
         wide = {name: getattr(step, name).astype(np.int64, copy=False) for name in WIDE}
         narrow = {name: getattr(step, name).astype(np.int32, copy=False) for name in NARROW}
         if device.type == "cpu":
@@ -236,6 +234,12 @@ class StepArrays:
         if len(self.row_ids) == len(self.token_ids):
             return self.row_ids
         return np.repeat(self.row_ids, np.diff(self.query_starts))
+
+    def put_slots(self, slot_table: np.ndarray) -> None:
+        """Write the step's slots, and those ``earlier``, to the table (int32 [rows, positions])."""
+        for row_id, start, slots in self.earlier:
+            slot_table[row_id, start : start + len(slots)] = slots
+        slot_table[self.token_rows, self.positions] = self.out_slots
 
     def cut(self, count: int) -> "list[StepArrays]":
         """At most ``count`` steps of equal numbers of tokens, which together have these tokens and logits in order. A

@@ -167,6 +167,18 @@ class Model:
         x = self.embedding(token_ids)
         return x if self.positions is None else x + F.embedding(positions, self.positions)
 
+    def write_embedded(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, residual: torch.Tensor
+    ) -> None:
+        """Writes ``embed`` to ``out`` and ``residual`` (float32), both [T, C]."""
+        if self.positions is None:
+            self.embedding.write(token_ids, out, residual)
+            return
+        with torch.inference_mode():
+            x = self.embed(token_ids, positions)
+            out.copy_(x)
+            residual.copy_(x)
+
     def logits_of(self, features: torch.Tensor) -> torch.Tensor:
         if not len(features):
             return torch.empty(0, self.config.vocab_size, dtype=torch.float32, device=self.device)

@@ -65,7 +65,7 @@ def _summed(group: Group, x: Tensor) -> Tensor:
     return group.sum(x) if recording is None else recording.call_host(group.sum, x)
 
 
-class SplitEmbedding:
+class SplitEmbedding(Table):
     """A table of which each rank holds the rows of its own tokens; other tokens add zeros."""
 
     def __init__(self, own: EmbeddingTable, vocab: range, group: Group) -> None:

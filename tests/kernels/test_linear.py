@@ -236,6 +236,9 @@ def test_rows_of_packed_bytes_are_the_weights(shape: tuple[int, int]) -> None:
     ids = torch.tensor([0, 5, shape[0] - 1, 5])
     for dtype in (torch.float32, torch.bfloat16):
         assert torch.equal(packing.packed_rows(packed, shape[0], ids, dtype), weight[ids].to(dtype))
+        out, also = torch.zeros(len(ids), shape[1], dtype=dtype), torch.zeros(len(ids), shape[1])
+        assert packing.packed_rows(packed, shape[0], ids, dtype, out=out, also=also) is out
+        assert torch.equal(out, weight[ids].to(dtype)) and torch.equal(also, out.float())
     assert packing.packed_rows(packed, shape[0], ids[:0], torch.float32).shape == (0, shape[1])
     with pytest.raises(ValueError, match=f"row {shape[0]}: must be between 0 and {shape[0] - 1}"):
         packing.packed_rows(packed, shape[0], torch.tensor([shape[0]]), torch.float32)

@@ -15,7 +15,7 @@ from phloem.runtime.config import EngineConfig
 from phloem.runtime.executor import replays
 from phloem.runtime.executor.replays import Replays
 from phloem.runtime.executor.tape_shapes import MAX_ROWS, MAX_TOKENS, SHORT_CONTEXT, StepShape, tape_shape
-from phloem.runtime.layers.batch import ForwardBatch
+from phloem.runtime.layers.batch import ForwardBatch, StepArrays
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
@@ -54,6 +54,7 @@ class TwoWays:
         self.slots: list[list[int]] = [[] for _ in range(num_rows)]
         self.replays = Replays(model, self.pools[0])
         self.num_replayed = 0
+        self.num_decodes: int | None = None  # steps that ran from their integers alone; None: none are to
 
     def step(self, counts: dict[int, int], *, num_logits: int = MAX_TOKENS + 1) -> None:
         """Run ``counts[row]`` random tokens of each row, logits for the last ones, and compare both ways."""
@@ -64,9 +65,14 @@ class TwoWays:
             ids = self.rng.integers(0, self.model.config.vocab_size, count).astype(np.int32)
             slots = np.array(self.slots[row], dtype=np.int32)
             rows.append(PlanRow(row, row, start, ids, slots, 0, min(count, num_logits)))
-        batch = ForwardBatch.from_plan(StepPlan(0, tuple(rows)), self.table)
+        plan = StepPlan(0, tuple(rows))
+        batch = ForwardBatch.from_plan(plan, self.table)
+        step, got = StepArrays.of(plan), None
+        if step.is_decode and self.num_decodes is not None:
+            got = self.replays.forward_decode(step)  # as the executor does, outside of inference mode
+            self.num_decodes += got is not None
         with torch.inference_mode():
-            got = self.replays.forward(batch)
+            got = self.replays.forward(batch) if got is None else got
             features = self.model.features(batch, self.pools[1])
             if got is None:
                 self.model.features(batch, self.pools[0])
@@ -84,6 +90,19 @@ def test_logits_from_a_tape_equal_those_of_single_calls(model: Model, num_thread
         both.step({1: 1})
         both.step({2: 1 + i % 3, 0: 2})
     assert both.num_replayed == 36
+
+
+def test_steps_of_one_token_a_row_run_from_their_integers_once_there_is_a_tape(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=4)
+    both.step({0: 5, 1: 505, 2: 1100, 3: 2}, num_logits=0)
+    both.num_decodes = 0
+    for i in range(6):
+        both.step({0: 1, 1: 1, 2: 1})
+        both.step({i % 4: 1})
+        both.step({2: 2, 0: 1})
+        both.step({3: 1, 0: 1, 2: 1})
+    assert both.num_replayed == 24
+    assert both.num_decodes == 16, "all but the first of each shape, and those of two tokens"
 
 
 def test_8_bit_keys_and_values_are_written_and_read_from_a_tape(model: Model, num_threads: int) -> None:
