@@ -20,7 +20,7 @@ from ...kernels.cpu.recording import open_recording
 from ...kernels.linear import Columns
 from ..executor.split_steps import Shortlist
 from ..layers.adapters import AdapterRows
-from ..layers.embedding import EmbeddingTable
+from ..layers.embedding import EmbeddingTable, Table
 from ..layers.linear import Linear, LMHead
 from ..layers.moe import MoE
 from .group import Group
