@@ -335,8 +335,9 @@ def fused16(builder: Any, total: Any, a: Any, b: Any) -> Any:
 
 
 def quotient(builder: Any, a: Any, b: Any) -> Any:
-    """a / b of 16 lanes, for b above 0, to about 1e-7 of the value: CPUs with AMX divide 16 numbers in 16 cycles, and do
-    this in 3. On an AMD core with AVX-512 a division is quicker.
+    """a / b of 16 lanes, for b above 0, to about 1e-7 of the value.
+
+    CPUs with AMX divide 16 numbers in 16 cycles, and do this in 3. On an AMD core with AVX-512 a division is quicker.
     """
     if not isa().has_tiles:
         return builder.fdiv(a, b)
