@@ -62,7 +62,7 @@ def test_extract_answers_follow_the_schema(run):
 def test_chat_streams_and_finds_its_history(run):
     out = run("chat", "What is a tree?", "And a forest?")
     first, second = (line for line in out.splitlines() if "prompt tokens" in line)
-    assert "0 of them cached" in first and "0 of them cached" not in second
+    assert ", 0 of them cached" in first and ", 0 of them cached" not in second
     assert "> And a forest?" in out
 
 
