@@ -32,10 +32,14 @@ def ready_engine(
         _try_steps(engine.executor, most_rows=config.max_running, num_slots=num_slots)
     return_freed_memory()
 
+    def finish_apart() -> None:
+        engine.executor.prepare_draws()
+        unmap_library_code()  # the pages that steps need are mapped again from the page cache
+
     def finish() -> None:
         engine.grammars.begin()
-        # The pages that steps need are mapped again from the page cache. On a thread: it takes 20 ms.
-        Thread(target=unmap_library_code, name="phloem-unmap", daemon=True).start()
+        # On a thread: each takes 20 ms.
+        Thread(target=finish_apart, name="phloem-finish", daemon=True).start()
 
     engine.when_idle = finish  # what no first answer waits for
     return engine
