@@ -8,6 +8,7 @@ that are nothing but text, which are most of the vocabulary, are allowed at once
 """
 
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -178,7 +179,7 @@ class Masks:
             if inner is not None:
                 kept = self._behind(inner, state, aux, stack, at_once=True)
         elif state not in machine.lazy and not machine.inside_string[state]:
-            kept = self.walker.at_once(state, aux, stack)
+            kept = self.walker.at(state, aux, stack, at_once=True)
         if kept < 0:
             return None
         row, eos = self.kept.row(kept), self.vocabulary.eos
@@ -238,7 +239,7 @@ class Masks:
 
     def _behind(self, inner: _Inner, state: int, aux: int, stack: int, *, at_once: bool = False) -> int:
         """The number of the mask of a state that recurs. ``at_once``: negative where something has to be made first."""
-        walk_behind = self.walker.behind_at_once if at_once else self.walker.behind
+        walk_behind = partial(self.walker.behind, at_once=at_once)
         if inner.needs is None:
             return walk_behind(inner.trie, inner.mask, inner.exits, -UNBOUNDED, UNBOUNDED, state, aux, stack)
         low, high = self._bounds_left(inner, aux, stack)

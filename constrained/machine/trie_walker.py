@@ -127,10 +127,12 @@ class TrieWalker:
 
     # -- whole masks, with the end token: the numbers of kept masks, ``NOT_KEPT`` where ``room_to_keep`` is needed -----
 
-    def at(self, state: int, aux: int, stack: int) -> int:
-        """The mask of a configuration."""
+    def at(self, state: int, aux: int, stack: int, *, at_once: bool = False) -> int:
+        """The mask of a configuration. ``at_once``: negative where something has to be made first."""
         machine = self.machine
         count, num_wanted, kept = walk.mask_at(machine.control, self.whole, state, aux, stack)
+        if at_once and kept < 0:
+            return self._abandoned(num_wanted, kept)
         return kept if kept >= 0 else self._finish(self.whole, 1, count, num_wanted, kept, state, aux, stack)
 
     def beside(self, base: np.ndarray, state: int, beside: int, stack: int) -> int:
@@ -155,9 +157,11 @@ class TrieWalker:
         state: int,
         aux: int,
         stack: int,
+        *,
+        at_once: bool = False,
     ) -> int:
         """The mask of a configuration, where a walk above a barrier in the place of ``stack`` has allowed ``base`` and
-        met the exits [n, 5]; ``low`` and ``high``: see ``walk_behind``."""
+        met the exits [n, 5]; ``low`` and ``high``: see ``walk_behind``; ``at_once`` as for ``at``."""
         machine = self.machine
         self._room_for_regions(len(exits))
         self._mask[:] = base
@@ -165,36 +169,16 @@ class TrieWalker:
             count, num_wanted, kept, num_regions = walk.mask_behind(
                 machine.control, trie, exits, low, high, state, aux, stack
             )
+            if at_once and kept < 0:
+                return self._abandoned(num_wanted, kept)
             if count != walk.SHORT_OF_RETURNS:
                 break
             self._supply(num_wanted)
         return kept if kept >= 0 else self._finish(trie, num_regions, count, num_wanted, kept, state, aux, stack)
 
-    def at_once(self, state: int, aux: int, stack: int) -> int:
-        """As ``at``; negative where something has to be made first."""
-        _, num_wanted, kept = walk.mask_at(self.machine.control, self.whole, state, aux, stack)
-        return self._made_at_once(num_wanted, kept)
-
-    def behind_at_once(
-        self,
-        trie: np.ndarray,
-        base: np.ndarray,
-        exits: np.ndarray,
-        low: int,
-        high: int,
-        state: int,
-        aux: int,
-        stack: int,
-    ) -> int:
-        """As ``behind``; negative where something has to be made first."""
-        self._room_for_regions(len(exits))
-        self._mask[:] = base
-        _, num_wanted, kept, _ = walk.mask_behind(self.machine.control, trie, exits, low, high, state, aux, stack)
-        return self._made_at_once(num_wanted, kept)
-
-    def _made_at_once(self, num_wanted: int, kept: int) -> int:
-        if kept < 0:
-            self._unask(self._wanted[:num_wanted].tolist())
+    def _abandoned(self, num_wanted: int, kept: int) -> int:
+        """Have the next walk ask again for what this one lacked; ``kept``, which is negative."""
+        self._unask(self._wanted[:num_wanted].tolist())
         return kept
 
     def keep(self, row: np.ndarray) -> int:

@@ -17,25 +17,8 @@ class EmbeddingTable(Protocol):
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor: ...  # [T] -> [T, C]
 
-    def write(self, token_ids: torch.Tensor, out: torch.Tensor, residual: torch.Tensor) -> None:
-        """Writes the vectors of int64 [T] to ``out`` and ``residual`` (float32), both dense [T, C]."""
-        ...
 
-
-class Table:
-    """An embedding that writes what it returns."""
-
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
-    def write(self, token_ids: torch.Tensor, out: torch.Tensor, residual: torch.Tensor) -> None:
-        with torch.inference_mode():
-            x = self(token_ids)
-            out.copy_(x)
-            residual.copy_(x)
-
-
-class FloatEmbedding(Table):
+class FloatEmbedding:
     """``weight`` [V, C] in the type the activations should have; they are its rows, times ``scale``."""
 
     def __init__(self, weight: torch.Tensor, *, scale: float = 1.0) -> None:
@@ -46,7 +29,7 @@ class FloatEmbedding(Table):
         return _scaled(F.embedding(token_ids, self.weight), self._scale)
 
 
-class TiedEmbedding(Table):
+class TiedEmbedding:
     """An embedding that shares the head's weights: it reads its rows from the head's packed form.
 
     ``scale``: of the head's weights, which contain the head's gain.
@@ -65,13 +48,16 @@ class TiedEmbedding(Table):
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:  # [T] -> [T, C]
         return _scaled(self._packed.rows(token_ids, self._dtype), self._scale)
 
-    def write(self, token_ids: torch.Tensor, out: torch.Tensor, residual: torch.Tensor) -> None:
+    def write(self, token_ids: torch.Tensor, out: torch.Tensor, residual: torch.Tensor) -> bool:
+        """Writes the vectors of ``token_ids`` (int64 [T]) to ``out`` and ``residual`` (float32), both dense [T, C], by one
+        kernel; False, and nothing is written, where they are scaled."""
         if self._scale != 1.0:
-            return super().write(token_ids, out, residual)
+            return False
         self._packed.rows(token_ids, self._dtype, out=out, also=residual)
+        return True
 
 
-class BlockEmbedding(Table):
+class BlockEmbedding:
     """The rows of a file's quantized table, unpacked on demand: a quarter of the memory of bfloat16."""
 
     def __init__(self, table: QuantTensor, dtype: torch.dtype, *, scale: float = 1.0) -> None:
@@ -89,7 +75,7 @@ class BlockEmbedding(Table):
         return _scaled(self._table.take_rows(token_ids).dequantize(self._dtype), self._scale)
 
 
-class NoEmbedding(Table):
+class NoEmbedding:
     """In place of the table in layers that get their input from other layers, on another rank."""
 
     @property

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ..layers.adapters import AdapterNames, AdapterRows
 from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch, StepArrays
-from ..layers.embedding import EmbeddingTable
+from ..layers.embedding import EmbeddingTable, TiedEmbedding
 from ..layers.latent_attention import LatentAttention
 from ..layers.linear import LMHead
 from ..layers.mlp import MLP
@@ -171,8 +171,8 @@ class Model:
         self, token_ids: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, residual: torch.Tensor
     ) -> None:
         """Writes ``embed`` to ``out`` and ``residual`` (float32), both [T, C]."""
-        if self.positions is None:
-            self.embedding.write(token_ids, out, residual)
+        table = self.embedding
+        if self.positions is None and isinstance(table, TiedEmbedding) and table.write(token_ids, out, residual):
             return
         with torch.inference_mode():
             x = self.embed(token_ids, positions)

@@ -20,7 +20,7 @@ from ...kernels.cpu.recording import open_recording
 from ...kernels.linear import Columns
 from ..executor.split_steps import Shortlist
 from ..layers.adapters import AdapterRows
-from ..layers.embedding import EmbeddingTable, Table
+from ..layers.embedding import EmbeddingTable
 from ..layers.linear import Linear, LMHead
 from ..layers.moe import MoE
 from .group import Group
@@ -65,7 +65,7 @@ def _summed(group: Group, x: Tensor) -> Tensor:
     return group.sum(x) if recording is None else recording.call_host(group.sum, x)
 
 
-class SplitEmbedding(Table):
+class SplitEmbedding:
     """A table of which each rank holds the rows of its own tokens; other tokens add zeros."""
 
     def __init__(self, own: EmbeddingTable, vocab: range, group: Group) -> None:
