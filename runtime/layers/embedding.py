@@ -49,8 +49,10 @@ class TiedEmbedding:
         return _scaled(self._packed.rows(token_ids, self._dtype), self._scale)
 
     def write(self, token_ids: torch.Tensor, out: torch.Tensor, residual: torch.Tensor) -> bool:
-        """Writes the vectors of ``token_ids`` (int64 [T]) to ``out`` and ``residual`` (float32), both dense [T, C], by one
-        kernel; False, and nothing is written, where they are scaled."""
+        """Writes the vectors of ``token_ids`` (int64 [T]) to ``out`` and ``residual`` (float32), both dense [T, C].
+
+        One kernel does it. False, and nothing is written, where the vectors are scaled.
+        """
         if self._scale != 1.0:
             return False
         self._packed.rows(token_ids, self._dtype, out=out, also=residual)
