@@ -14,7 +14,7 @@ AXE := $(VENV)/axe/node_modules/axe-core/axe.min.js
 # The tests and the demo start many processes, each of which would compile torch's Python again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-interop test-openapi test-otel test-ray test-s3 test-arm test-arm-kernels test-isas test-gpu soak soak-ranks soak-fleet soak-http soak-files oracle check serve bench clean test-browser
+.PHONY: demo test test-interop test-openapi test-otel test-ray test-s3 test-arm test-arm-kernels test-isas test-gpu soak soak-ranks soak-fleet soak-http soak-files soak-examples oracle check serve bench clean test-browser
 
 $(RUN_STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Phloem needs Python 3.11 or newer; this is %s: make PYTHON=python3.11 ..." % sys.version.split()[0])'
@@ -120,6 +120,10 @@ soak-http: $(DEV_STAMP)
 # each is loaded or refused in one line. The graphs take nine minutes of CPU, all of them more than an hour.
 soak-files: $(DEV_STAMP)
 	PHLOEM_DAMAGED_FILES=10000 $(VENV)/bin/pytest tests/runtime/weights/test_damaged_files.py tests/runtime/weights/test_onnx.py -k "file_s or folder or graphs"
+
+# 3,000 new random examples for each property test; ``make test`` has the same 100 each time. Two minutes.
+soak-examples: $(DEV_STAMP)
+	PHLOEM_RANDOM_EXAMPLES=3000 $(VENV)/bin/pytest $(shell grep -rlE "^from hypothesis import" tests --include="test_*.py" | grep -v schemathesis)
 
 # 100,000 random walks through random grammars, every token tried at every state: some minutes.
 oracle: $(DEV_STAMP)

@@ -11,9 +11,17 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# No deadline: on a busy machine an example may take long.
-hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("busy")
+# No deadline: on a busy machine an example may take long. The examples are the same in every run, so a change fails
+# by its own fault; ``PHLOEM_RANDOM_EXAMPLES`` draws that many new ones for each test.
+_num_random = int(os.environ.get("PHLOEM_RANDOM_EXAMPLES", "0"))
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    max_examples=_num_random or 100,
+    derandomize=not _num_random,
+)
+hypothesis.settings.load_profile("suite")
 
 # ``python -m pytest`` puts the root on the path, where its folders would be packages of their own: transformers, for
 # one, looks for a package called ``kernels``.

@@ -17,6 +17,7 @@ import tokenizers
 
 from ...protocol.errors import InvalidRequest, PromptTooLong
 from .detokenizer import Detokenizer
+from .spelling import SPACE
 from .stop_patterns import StopPattern
 
 if TYPE_CHECKING:
@@ -179,6 +180,15 @@ class Tokenizer:
             return []
         if at_start and self._prefix_space:
             text = " " + text
+        if SPACE in text and self._space_sign_ids:
+            first, *others = text.split(SPACE)
+            ids = self._encode_pieces(first)
+            for piece in others:
+                ids += [*self._space_sign_ids, *self._encode_pieces(piece)]
+            return ids
+        return self._encode_pieces(text)
+
+    def _encode_pieces(self, text: str) -> list[int]:
         try:
             if len(text) > LONG_TEXT:  # a batch releases Python's lock, ``encode`` does not
                 (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
@@ -192,6 +202,15 @@ class Tokenizer:
                 f"text holds the lone surrogate U+{ord(text[at]):04X} at character {at}, which is not Unicode text; "
                 "replace it"
             ) from None
+
+    @cached_property
+    def _space_sign_ids(self) -> list[int]:
+        """The byte tokens of ``SPACE`` where the vocabulary would read that sign as a space; else empty."""
+        if self.decode(self._encode_pieces(SPACE)) == SPACE:
+            return []
+        id_of = {text: token_id for token_id, text in enumerate(self._table.texts)}
+        names = [f"<0x{byte:02X}>" for byte in SPACE.encode()]
+        return [id_of[name] for name in names] if all(name in id_of for name in names) else []
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str] | None:

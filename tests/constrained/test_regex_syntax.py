@@ -4,7 +4,7 @@ import re
 
 import interegular
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from phloem.constrained import GrammarError, Vocabulary, compile
 from phloem.constrained.expressions import Expressions
@@ -112,7 +112,6 @@ regexes = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(regexes, st.lists(st.text("abé1x", max_size=6), min_size=5, max_size=5))
 def test_any_regex_agrees_with_re(pattern: str, texts: list[str]) -> None:
     ex = Expressions()
@@ -167,13 +166,11 @@ def test_languages_are_those_of_interegular(pattern: str) -> None:
     assert differing_text(pattern) is None
 
 
-@settings(max_examples=100, deadline=None)
 @given(regexes)
 def test_any_language_is_that_of_interegular(pattern: str) -> None:
     assert differing_text(pattern) is None
 
 
-@settings(max_examples=60, deadline=None)
 @given(regexes, regexes)
 def test_languages_meet_and_contain_each_other_as_interegular_finds(left: str, right: str) -> None:
     ex = Expressions()

@@ -121,7 +121,7 @@ schemas = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(schemas, st.integers(0, 1 << 30))
 def test_any_schema_agrees_with_the_reference(vocabulary: Vocabulary, schema: Any, seed: int) -> None:
     validator = jsonschema.Draft202012Validator(schema)

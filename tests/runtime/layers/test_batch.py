@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from phloem.runtime.layers.batch import ForwardBatch
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
@@ -23,7 +23,6 @@ def random_row(rng: np.random.Generator, row_id: int, start: int, count: int, nu
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 12), st.integers(0, 3)), max_size=6),
     seed=st.integers(0, 1000),

@@ -77,7 +77,7 @@ def test_ids_equal_the_files_own_rules_at_the_start_of_a_text(tmp_path: Path, ma
 @pytest.mark.parametrize("make", [byte_level, llama])
 def test_text_survives_in_the_middle_of_a_sequence(tmp_path: Path, make: Any) -> None:
     tokenizer = load_tokenizer(write(tmp_path / "m", make()))
-    for text in ("the", " the", "naïve 🦜 日本", "<s></s><|user|><unk>", "\n\n"):
+    for text in ("the", " the", "naïve 🦜 日本", "<s></s><|user|><unk>", "\n\n", "▁ the▁"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

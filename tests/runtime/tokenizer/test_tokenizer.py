@@ -23,6 +23,8 @@ VARIED = [
     "don't DON'T we'll",
     "<0x41> <|not special|> </s",
     "\x00\x01\x7f",
+    "▁",
+    "a▁b ▁▁ c ▁",
     "a" * 500,
 ]
 
@@ -109,7 +111,8 @@ def test_sentencepiece_joins_the_best_scoring_pair_first(sentencepiece: Tokenize
     texts = [sentencepiece.special_text(i) for i in range(sentencepiece.vocab_size)]
     score = {text: -i for i, text in enumerate(texts) if i >= 259}
     id_of = {text: i for i, text in enumerate(texts)}
-    for text in [*VARIED, "the quick brown fox's return of these jumps 12,048"]:
+    texts_without_sign = [text for text in VARIED if "▁" not in text]  # a sign in a text is three byte tokens
+    for text in [*texts_without_sign, "the quick brown fox's return of these jumps 12,048"]:
         parts = list(text.replace(" ", "▁"))
         while True:
             joined = [(score.get(a + b), -i) for i, (a, b) in enumerate(pairwise(parts))]
