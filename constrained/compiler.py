@@ -7,12 +7,12 @@ from collections import OrderedDict
 
 from .ebnf import compile_ebnf
 from .grammar import CompiledGrammar
-from .growth import growth_of
 from .json import JsonSchemas
 from .lark_grammar import compile_lark
 from .machine import Endings, Machine, Masks
 from .options import option_values
 from .regex_syntax import compile_regex
+from .rests import Needs, rest_of
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, GrammarTooComplex
 from .tags import Tags, read_tags
 from .vocabulary import Vocabulary
@@ -98,18 +98,18 @@ class Compiler:
             raise GrammarTooComplex(f"the grammar has {len(spec.text):,} characters; the limit is {MAX_TEXT_BYTES:,}")
         machine, options = shop.machine, option_values(spec)
         unchecked: list[str] = []
-        growth: int | None = None
+        needs: Needs | None = None
         try:
             match spec.kind:
                 case "json_schema" | "json":
                     text = spec.text if spec.kind == "json_schema" else "true"
-                    start, unchecked = shop.schemas.start(text, options)
+                    start, unchecked, needs = shop.schemas.start(text, options, shop.endings.costs_of)
                 case "structural_tags":
                     start = self._tags(spec, shop, options, unchecked)
                 case "regex":
-                    start, growth = self._regex(spec, shop)
+                    start, needs = self._regex(spec, shop)
                 case "choices":
-                    start, growth = self._choices(spec, shop)
+                    start, needs = self._choices(spec, shop)
                 case "ebnf":
                     with machine.lock:
                         start = machine.start(compile_ebnf(spec.text, shop.masks, start=options["start"]), 0)
@@ -118,7 +118,7 @@ class Compiler:
             shop.masks.only_token(start)  # so that the first mask is ready when it is asked for
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
-        return CompiledGrammar(spec, machine, shop.masks, shop.endings, start, tuple(unchecked), growth)
+        return CompiledGrammar(spec, machine, shop.masks, shop.endings, start, tuple(unchecked), needs)
 
     @staticmethod
     def _tags(spec: GrammarSpec, shop: Workshop, options: dict[str, str], unchecked: list[str]) -> int:
@@ -136,11 +136,11 @@ class Compiler:
         with machine.lock:
             return machine.start(Tags(tags, machine, value_of, regex_of).start, 0)
 
-    def _regex(self, spec: GrammarSpec, shop: Workshop) -> tuple[int, int | None]:
+    def _regex(self, spec: GrammarSpec, shop: Workshop) -> tuple[int, Needs]:
         with shop.machine.lock:
             return self._language(spec, shop, compile_regex(spec.text, shop.machine.expressions, anchored=True))
 
-    def _choices(self, spec: GrammarSpec, shop: Workshop) -> tuple[int, int | None]:
+    def _choices(self, spec: GrammarSpec, shop: Workshop) -> tuple[int, Needs]:
         try:
             choices = json.loads(spec.text)
         except json.JSONDecodeError as error:
@@ -152,11 +152,16 @@ class Compiler:
             return self._language(spec, shop, shop.machine.expressions.one_of(words))
 
     @staticmethod
-    def _language(spec: GrammarSpec, shop: Workshop, expr: int) -> tuple[int, int | None]:
-        """The configuration before a text of ``expr``, and its growth."""
+    def _language(spec: GrammarSpec, shop: Workshop, expr: int) -> tuple[int, Needs]:
+        """The configuration before a text of ``expr``, and what such a text needs."""
         if not shop.machine.expressions.is_nonempty(expr):
             raise GrammarError(f"no text of this vocabulary's bytes matches the {spec.kind}")
-        return shop.machine.start(shop.machine.text(expr), 0), growth_of(shop.machine.expressions, expr)
+
+        def most() -> int | None:
+            rest = rest_of(shop.machine.expressions, expr)
+            return None if rest is None else rest.most  # a token for each byte
+
+        return shop.machine.start(shop.machine.text(expr), 0), Needs(most)
 
 
 def _reads_items(spec: GrammarSpec) -> bool:

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from .machine import Endings, Machine, Masks, pack
+from .rests import Needs
 from .spec import GrammarError, GrammarSpec
 from .tables import PART_BITS
 
 _MASK_TYPE = np.dtype(np.uint32)
 MARGIN = 48  # tokens, and those of the shortest text, that one token may add to what a text needs; see ``Matcher``
-SPELLING = 16  # tokens that a text may need more because another token cut its ending's spelling
 MOST_AT_ONCE = 8
 _NEVER = 1 << 60
 
@@ -29,7 +29,7 @@ class Step(NamedTuple):
 class CompiledGrammar:
     """A grammar ready to match; shared by all its matchers. ``unchecked`` names what it does not enforce.
 
-    ``growth``: the most bytes that one token adds to what a text needs to end; None if that is not known.
+    ``needs``: how much a text that has begun may still need; None if that is not known.
     """
 
     spec: GrammarSpec
@@ -38,15 +38,20 @@ class CompiledGrammar:
     endings: Endings
     start: int
     unchecked: tuple[str, ...] = ()
-    growth: int | None = None
+    needs: Needs | None = None
 
     @property
     def margin(self) -> int:
         """The most tokens that one token is taken to add to what a text needs to end: ``MARGIN`` and those of the
-        shortest text, or fewer where ``growth`` tells it.
+        shortest text, or all that a text may need.
         """
         usual = MARGIN + (self.least_tokens or 0)
-        return usual if self.growth is None else min(usual, self.growth + SPELLING)
+        return usual if self.most_needed is None else min(usual, self.most_needed)
+
+    @property
+    def most_needed(self) -> int | None:
+        """The most tokens that a text which has begun may still need to end; None if that is not known."""
+        return None if self.needs is None else self.needs.most
 
     @property
     def least_tokens(self) -> int | None:
@@ -106,8 +111,9 @@ class Matcher:
     """One text being written. Cheap to clone and to roll back. An error names its place and stays until a rollback.
 
     With a limit of tokens, masks allow only tokens after which a short ending (``Endings``) still fits. That is looked
-    at only where the limit is near: a token is taken to add at most ``CompiledGrammar.margin`` tokens to what the text
-    needs. Where a token far from the limit adds so much more that no ending fits, the limit is given up.
+    at only where the limit is near: no further away than ``CompiledGrammar.most_needed``, and a token is taken to add
+    at most ``CompiledGrammar.margin`` tokens to what the text needs. Where a token far from the limit adds so much more
+    that no ending fits, the limit is given up.
     """
 
     __slots__ = (
@@ -144,8 +150,13 @@ class Matcher:
     def limit_rest(self, max_tokens: int) -> None:
         """Limit the rest of the text to ``max_tokens``."""
         self._limit = self.num_tokens + max_tokens
-        self._free_until = self.num_tokens
+        self._free_until = self._looked_at_from(self.num_tokens)
         self._margin = self.grammar.margin
+
+    def _looked_at_from(self, made: int) -> int:
+        """The number of tokens, ``made`` or more, up to which every text that has begun can end within the limit."""
+        most = self.grammar.most_needed
+        return made if most is None else max(made, self._limit - most)
 
     @property
     def has_limit(self) -> bool:
@@ -388,7 +399,7 @@ class Matcher:
             del self._configs[-n:]
         made = len(self._configs) - 1
         if self._limit < _NEVER:
-            self._free_until = min(self._free_until, made)
+            self._free_until = min(self._free_until, self._looked_at_from(made))
             if self._given_up_from <= made:
                 self._free_until = _NEVER
             else:

@@ -1,13 +1,20 @@
 """JSON Schema as states of a machine. The rest of the package imports from here alone."""
 
+from collections.abc import Callable
+
+import numpy as np
+
 from ..machine import Masks
+from ..rests import Needs
 from .documents import Document
 from .json_schema import Schemas
 from .names import NameTrie
+from .rests import Rests
 from .scalars import Scalars
 
 __all__ = ["Document", "JsonSchemas"]
 
+REST_WORK = 20_000  # fuel
 PREPARED_VALUES = 5  # values whose first rows are made while compiling; the rows of others are made when first met
 
 
@@ -31,15 +38,23 @@ class JsonSchemas:
         """Whether a store of formulas is more than half full, so that new schemas should begin on another machine."""
         return any(schemas.formulas.is_half_full for schemas in self.styles.values())
 
-    def start(self, text: str, options: dict[str, str]) -> tuple[int, list[str]]:
-        """The configuration before a text that is one value of the schema, and what of the schema is not enforced.
+    def start(
+        self, text: str, options: dict[str, str], costs_of: Callable[[bytes], np.ndarray]
+    ) -> tuple[int, list[str], Needs]:
+        """The configuration before a text that is one value of the schema, what of the schema is not enforced, and what
+        a text needs; ``costs_of``: see ``Rests``.
 
         Raises GrammarError.
         """
         schemas, root, unenforced = self._compile(text, options)
+
+        def most() -> int | None:
+            with self._machine.lock, self._machine.fuel.at_most(REST_WORK):
+                return Rests(schemas.values, costs_of).most(root)
+
         with self._machine.lock:
             schemas.values.prepare(root, most=PREPARED_VALUES)
-            return self._machine.start(*schemas.values.accept_root(root)), unenforced
+            return self._machine.start(*schemas.values.accept_root(root)), unenforced, Needs(most)
 
     def value(self, text: str, options: dict[str, str]) -> tuple[int, list[str]]:
         """As ``start``, but the state before a value inside another text."""

@@ -178,10 +178,10 @@ class Arrays:
                 if need > room:
                     return False
                 longest = max((len(leaf[1]) - leaf[3] for leaf in known if leaf[0] == "items"), default=0)
-                return all(self.values.satisfiable(self._demand_at(known, i)) for i in range(min(need, longest + 1)))
+                return all(self.values.satisfiable(self.demand_at(known, i)) for i in range(min(need, longest + 1)))
         return self._some_item_leads_on(formula, frozenset(), self._all_asked(formula))
 
-    def _demand_at(self, leaves: Sequence[Leaf], i: int) -> int:
+    def demand_at(self, leaves: Sequence[Leaf], i: int) -> int:
         """What the lists of items among the leaves ask of the item that comes after ``i`` others."""
         lists = [leaf for leaf in leaves if leaf[0] == "items"]
         return self.formulas.conjunction(
@@ -207,7 +207,7 @@ class Arrays:
         total, product, num_items = int(low == 0), 1, 0
         for length in range(1, high + 1):
             if length <= longest + 1:
-                num_items = count(self._demand_at(leaves, length - 1), most + low if is_unique else most)
+                num_items = count(self.demand_at(leaves, length - 1), most + low if is_unique else most)
             product = min(most, product * (max(0, num_items - length + 1) if is_unique else num_items))
             total += product if length >= low else 0
             if not product or total >= most:
@@ -275,11 +275,11 @@ class Arrays:
         for leaf in wanted:
             others = [part for part in excluded if part != negation(leaf[1])]
             if leaf[2] > 1 or others:
-                rest = self.formulas.conjunction([leaf[1], self._demand_at(lists, longest), *others])
+                rest = self.formulas.conjunction([leaf[1], self.demand_at(lists, longest), *others])
                 self._check_enough(rest, leaf[2], "minContains")
         if need > 1:
             for i in range(min(need, longest + 1)):
-                demand = self.formulas.conjunction([self._demand_at(lists, i), *excluded])
+                demand = self.formulas.conjunction([self.demand_at(lists, i), *excluded])
                 self._check_enough(demand, need if i == longest else i + 1, "minItems")
 
     def _check_enough(self, demand: int, need: int, keyword: str) -> None:

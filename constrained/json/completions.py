@@ -82,7 +82,7 @@ class Completions:
         """The formula without the negated rules that its required properties break, given ``certain`` leaves."""
         nodes = self.formulas.nodes
         leaves = {*certain, *(p for p in self.formulas.parts(formula, "and") if nodes[p][0] == "leaf")}
-        clause = self._clause(partition, tuple((p, True) for p in sorted(leaves)))
+        clause = self.clause(partition, tuple((p, True) for p in sorted(leaves)))
         rules, used = clause.rules, classes_of(clause.needed)
 
         def change_negated(leaf: Leaf) -> int:
@@ -110,7 +110,7 @@ class Completions:
             key, lambda: self.formulas.some_clause(formula, lambda c: self._clause_is_alive(partition, seen, c))
         )
 
-    def _clause(self, partition: NamePartition, literals: tuple[SignedLeaf, ...]) -> Clause:
+    def clause(self, partition: NamePartition, literals: tuple[SignedLeaf, ...]) -> Clause:
         out = Clause()
         for formula, is_positive in literals:
             leaf = self.formulas.nodes[formula][1]
@@ -130,7 +130,7 @@ class Completions:
         return out
 
     def _clause_is_alive(self, partition: NamePartition, seen: int, literals: tuple[SignedLeaf, ...]) -> bool:
-        clause = self._clause(partition, literals)
+        clause = self.clause(partition, literals)
         rules = clause.rules
         self.formulas.fuel.spend(len(literals) + len(rules) + len(clause.broken))
         if clause.needed & (seen | clause.banned) or clause.needed.bit_count() > clause.high:
@@ -149,9 +149,7 @@ class Completions:
         wanted = []
         for rule in broken:
             asks = [(cls, self._asked(rule, partition, cls)) for cls in (*used, *free)]
-            ways = [
-                (cls, asked) for cls, asked in asks if self._can_break(self._demanded(partition, rules, cls), asked)
-            ]
+            ways = [(cls, asked) for cls, asked in asks if self._can_break(self.demanded(partition, rules, cls), asked)]
             if not ways:
                 return False
             wanted.append([(cls, self.formulas.negation(asked)) for cls, asked in ways])
@@ -189,7 +187,7 @@ class Completions:
                 )
             for cls, breaking in wanted[at]:
                 further = conjunction([extra.get(cls, TRUE), breaking])
-                demand = conjunction([self._demanded(partition, rules, cls), further])
+                demand = conjunction([self.demanded(partition, rules, cls), further])
                 if breaking != TRUE and not self.values.satisfiable(demand):
                     continue
                 if place(at + 1, used | {cls}, {**extra, cls: further}):
@@ -214,7 +212,7 @@ class Completions:
             for cls in (*used, *free):
                 self.formulas.fuel.spend(1)
                 asked = self._asked(rule, partition, cls)
-                demand = self._demanded(partition, rules, cls)
+                demand = self.demanded(partition, rules, cls)
                 if self._can_break(conjunction([demand, extra[cls]]) if cls in extra else demand, asked):
                     extra[cls] = conjunction([extra.get(cls, TRUE), self.formulas.negation(asked)])
                     break
@@ -227,7 +225,7 @@ class Completions:
     ) -> bool:
         """Whether every value of some required property breaks the rule."""
         for cls in used:
-            key = (self._demanded(partition, rules, cls), self._asked(rule, partition, cls))
+            key = (self.demanded(partition, rules, cls), self._asked(rule, partition, cls))
             found = self._sure_breaks.get(key)
             if found is None:
                 found = self.values.is_surely_impossible(self.formulas.conjunction(key))
@@ -252,7 +250,7 @@ class Completions:
             return self.properties.asked(leaf, partition, cls)
         return TRUE if self.properties.matches(self.values.expression(leaf[1], "string"), partition, cls) else FALSE
 
-    def _demanded(self, partition: NamePartition, rules: tuple[int, ...], cls: int) -> int:
+    def demanded(self, partition: NamePartition, rules: tuple[int, ...], cls: int) -> int:
         """The formula that rules on names and values together ask of a property's value."""
         if len(rules) == 1:
             return self._asked(rules[0], partition, cls)
@@ -266,7 +264,7 @@ class Completions:
 
     def _fits(self, partition: NamePartition, rules: tuple[int, ...], cls: int) -> bool:
         """Whether the rules allow a property of this class with some value."""
-        return self.values.satisfiable(self._demanded(partition, rules, cls))
+        return self.values.satisfiable(self.demanded(partition, rules, cls))
 
     # -- the next property ----------------------------------------------------------------------------------------
 
@@ -333,7 +331,7 @@ class Completions:
         plain = self._plain(context.partition, context.formulas[0])
         if plain is None or len(context.formulas) > 1:
             return self.demand(context, cls)
-        return self._demanded(context.partition, plain.rules, cls), ()
+        return self.demanded(context.partition, plain.rules, cls), ()
 
     def num_values(self, formula: int, most: int, count: Callable[[int, int], int]) -> int:
         """A lower bound of how many objects satisfy a formula that one does, at most ``most``.
@@ -365,7 +363,7 @@ class Completions:
         product = 1
         for cls in classes_of(plain.needed):
             if product < most:
-                product = min(most, product * count(self._demanded(partition, plain.rules, cls), most))
+                product = min(most, product * count(self.demanded(partition, plain.rules, cls), most))
         of_size = [0] * least + [product]  # so many objects, by their number of properties
 
         def with_one_more(values: int) -> list[int]:
@@ -378,7 +376,7 @@ class Completions:
 
         for cls in (*classes_of(possible & ~plain.needed), *others):
             if total() < most:
-                values = count(self._demanded(partition, plain.rules, cls), most)
+                values = count(self.demanded(partition, plain.rules, cls), most)
                 is_listed = partition.name_of(cls) is not None
                 enough = most + plain.low
                 for _ in range(1 if is_listed else self.ex.num_texts(self.other_names(partition, cls), enough)):
@@ -475,7 +473,7 @@ class Completions:
 
         def holds(literals: tuple[SignedLeaf, ...]) -> bool:
             if self._clause_is_alive(partition, seen, literals):
-                found.append(self._clause(partition, literals))
+                found.append(self.clause(partition, literals))
                 return True
             return False
 
@@ -506,7 +504,7 @@ class Completions:
         if key in self._plains:
             return self._plains[key]
         leaves = self.formulas.positive_clause(formula)
-        found = None if leaves is None else self._clause(partition, tuple((p, True) for p in leaves))
+        found = None if leaves is None else self.clause(partition, tuple((p, True) for p in leaves))
         self._plains[key] = found
         return found
 
@@ -545,7 +543,7 @@ class Completions:
         key = (partition, rules)
         found = self._possible.get(key)
         if found is None:
-            demands = [self._demanded(partition, rules, cls) for cls in range(1, len(partition.names) + 1)]
+            demands = [self.demanded(partition, rules, cls) for cls in range(1, len(partition.names) + 1)]
             fitting = {demand for demand in dict.fromkeys(demands) if self.values.satisfiable(demand)}
             names = sum([1 << i for i, demand in enumerate(demands) if demand in fitting])
             others = tuple(c for c in self.properties.other_classes(partition) if self._fits(partition, rules, c))

@@ -128,7 +128,7 @@ class Values:
 
     def is_surely_impossible(self, formula: int) -> bool:
         """Whether no value satisfies the formula, told without looking into arrays and objects."""
-        for kind in self._kinds(formula):
+        for kind in self.kinds_of(formula):
             if kind in COMPOUND_KINDS:
                 if self.expand(formula, kind) != FALSE:
                     return False
@@ -182,11 +182,11 @@ class Values:
 
     def _satisfiable(self, formula: int) -> bool:
         try:
-            return any(self.satisfiable_kind(formula, kind) for kind in self._kinds(formula))
+            return any(self.satisfiable_kind(formula, kind) for kind in self.kinds_of(formula))
         except GrammarTooComplex as error:
             raise error.at(self._pointer(formula)) from None
 
-    def _kinds(self, formula: int) -> tuple[Kind, ...]:
+    def kinds_of(self, formula: int) -> tuple[Kind, ...]:
         """The kinds of the values that may satisfy the formula, as far as the schemas' ``kinds`` tell."""
         nodes, kinds = self.formulas.nodes, self.schemas.kinds
         node = nodes[formula]
@@ -241,7 +241,7 @@ class Values:
         words = self.ex.words_of(self.expression(formula, "string"))
         if words is None or any(self.expand(formula, kind) != FALSE for kind in COMPOUND_KINDS):
             return None
-        numbers = self.numbers.listed(self._spelled_number(formula))
+        numbers = self.numbers.listed(self.spelled_number(formula))
         if numbers is None:
             return None
         literals = [value for kind, value in LITERALS if self.expand(formula, kind) == TRUE]
@@ -249,9 +249,9 @@ class Values:
 
     def spellings(self, formula: int, number: Decimal) -> int:
         """The language of the spellings of one of the numbers that satisfy the formula."""
-        return self.ex.alive(self.ex.intersect(self._spelled_number(formula), self.numbers.equal_to(number)))
+        return self.ex.alive(self.ex.intersect(self.spelled_number(formula), self.numbers.equal_to(number)))
 
-    def _spelled_number(self, formula: int) -> int:
+    def spelled_number(self, formula: int) -> int:
         """The language of the numbers that satisfy the formula, in the spellings that are written."""
         return self._written(formula, self.expression(formula, "number"))
 
@@ -316,7 +316,7 @@ class Values:
         """``around``, or the plain layout if no value that satisfies the formula has a bracket."""
         if around is self.layouts.plain:
             return around
-        kinds = self._kinds(must)
+        kinds = self.kinds_of(must)
         has_brackets = any(kind in kinds and self.expand(must, kind) != FALSE for kind in COMPOUND_KINDS)
         return around if has_brackets else self.layouts.plain
 
@@ -380,7 +380,7 @@ class Values:
     def hard_string(self, must: int) -> int:
         """The row code of the opening quote of a string that satisfies the formula, if many states may follow it; 0 if
         few do, or if no string satisfies it."""
-        if "string" not in self._kinds(must):
+        if "string" not in self.kinds_of(must):
             return 0
         try:
             with self.machine.fuel.at_most(PREPARE_WORK):
@@ -392,7 +392,7 @@ class Values:
 
     def first_name(self, must: int) -> int:
         """The row code of the opening quote of the first name of an object that satisfies the formula; 0 if none."""
-        if "object" not in self._kinds(must):
+        if "object" not in self.kinds_of(must):
             return 0
         try:
             with self.machine.fuel.at_most(PREPARE_WORK):
@@ -410,7 +410,7 @@ class Values:
             yield self.arrays.first_demand(self.expand(formula, "array"))
 
     def _fill_value(self, row: np.ndarray, must: int, observers: tuple[int, ...], layout: Layout) -> None:
-        for kind in self._kinds(must):
+        for kind in self.kinds_of(must):
             match kind:
                 case "string":
                     text = self.expression(must, kind)

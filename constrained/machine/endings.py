@@ -146,6 +146,10 @@ class Endings:
             self._known[config] = None
             return None
 
+    def costs_of(self, word: bytes) -> np.ndarray:
+        """int32 [len(word) + 1]: the fewest tokens that spell each ``word[i:]``."""
+        return self._joined(word, _NO_BYTES).costs
+
     def tokens_of(self, ending: ShortEnding) -> tuple[int, ...]:
         """The tokens that spell an ending, as few as there can be."""
         if not self._ids:

@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 from phloem.constrained import GrammarError, GrammarSpec, GrammarTooComplex, Vocabulary
 from phloem.constrained.compiler import Compiler
@@ -10,15 +11,20 @@ from phloem.constrained.options import option_values
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}'
 
 
+def start(schemas: JsonSchemas, text: str, options: dict[str, str]) -> tuple[int, list[str]]:
+    config, unenforced, _ = schemas.start(text, options, lambda word: np.ones(len(word) + 1, np.int32))
+    return config, unenforced
+
+
 def options(**given: str) -> dict[str, str]:
     return option_values(GrammarSpec("json_schema", SCHEMA, given))
 
 
 def test_schemas_of_equal_options_share_their_states(vocabulary: Vocabulary) -> None:
     schemas = JsonSchemas(Masks(Machine(vocabulary)))
-    first, unenforced = schemas.start(SCHEMA, options())
-    assert (first, unenforced) == schemas.start(SCHEMA, options()) and unenforced == []
-    assert schemas.start(SCHEMA, options(whitespace="compact"))[0] != first
+    first, unenforced = start(schemas, SCHEMA, options())
+    assert (first, unenforced) == start(schemas, SCHEMA, options()) and unenforced == []
+    assert start(schemas, SCHEMA, options(whitespace="compact"))[0] != first
     assert schemas.value(SCHEMA, options()) == schemas.value(SCHEMA, options())
 
 
@@ -26,14 +32,14 @@ def test_keywords_that_are_not_enforced_are_refused_or_listed(vocabulary: Vocabu
     schemas = JsonSchemas(Masks(Machine(vocabulary)))
     text = '{"oneOf": [{"uniqueItems": true}, {"type": "array", "contains": {"const": 1}}]}'
     with pytest.raises(GrammarError, match="unsupported: uniqueItems"):
-        schemas.start(text, options())
-    _, unenforced = schemas.start(text, options(on_unsupported="check_after"))
+        start(schemas, text, options())
+    _, unenforced = start(schemas, text, options(on_unsupported="check_after"))
     assert len(unenforced) == 1 and unenforced[0].endswith("at #")
 
 
 def test_a_half_full_store_of_formulas_counts_as_full(vocabulary: Vocabulary) -> None:
     schemas = JsonSchemas(Masks(Machine(vocabulary)))
-    schemas.start(SCHEMA, options())
+    start(schemas, SCHEMA, options())
     assert not schemas.is_full
     next(iter(schemas.styles.values())).formulas.max_formulas = 4
     assert schemas.is_full

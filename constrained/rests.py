@@ -1,0 +1,147 @@
+"""How much a text that has begun may still need at most, told by the expression alone.
+
+Whatever a text of ``[A-Z][a-z]{2,9}`` began with, three bytes at most complete it; of ``(, [A-Z][a-z]{2}){0,5}``, five.
+A limit of tokens further away than that changes no mask.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .expressions import NOTHING, Expressions
+
+MAX_PARTS = 2_000  # of an expression
+NO_END = 1 << 30  # as the number of characters of the longest text: there is none
+LONG_ESCAPE = 12  # bytes of the longest escape in JSON, of a character beyond U+FFFF
+
+
+class Rest(NamedTuple):
+    """Upper bounds: of the bytes of the shortest text, of those that the beginning of any text still needs, of the
+    characters of the longest text, and of the bytes of one character."""
+
+    least: int
+    most: int
+    longest: int
+    widest: int
+
+
+class Needs:
+    """How many tokens a text of one grammar that has begun may still need at most, which is found when first asked."""
+
+    def __init__(self, find: Callable[[], int | None]) -> None:
+        self._find: Callable[[], int | None] | None = find
+        self._most: int | None = None
+
+    @property
+    def most(self) -> int | None:
+        """None where it is not known, or there is no such number."""
+        if self._find is not None:
+            self._most, self._find = self._find(), None
+        return self._most
+
+
+def rest_of(ex: Expressions, expr: int, *, in_json: bool = False) -> Rest | None:
+    """The rest of the texts of an expression; None where it is not known. ``in_json``: as they are written in a JSON
+    string, without escapes that need not be.
+
+    The beginning of a text of a union is one of either language, so it needs no more than there; of two languages one
+    after the other, it needs the rest of the first and a text of the second, or the rest of the second. Of an
+    intersection only the longest text is known.
+    """
+    known: dict[int, Rest | None] = {NOTHING: None}
+    left = MAX_PARTS
+
+    def part(expr: int) -> Rest | None:
+        nonlocal left
+        if expr not in known:
+            left -= 1
+            known[expr] = None if left < 0 else make(expr)
+        return known[expr]
+
+    def make(expr: int) -> Rest | None:
+        node = ex.nodes[expr]
+        match node[0]:
+            case "empty":
+                return Rest(0, 0, 0, 1)
+            case "set":
+                widths = _widths(node[1], in_json)
+                return Rest(widths[0], widths[0], 1, widths[-1])
+            case "chars":
+                narrowest, widest = _utf8_len(node[2][0][0]), _utf8_len(node[2][-1][1])
+                widths = sorted([*_widths(node[1], in_json), narrowest, widest])
+                return Rest(widths[0], max(widths[0], widest - 1), 1, widths[-1])
+            case "tail":
+                return Rest(node[2], node[2], node[2], 1)
+            case "word":
+                return of_word(node[1])
+            case "words":
+                return _either([of_word(word) for word in node[1]])
+            case "cat":
+                return concatenated(expr)
+            case "or":
+                parts = [part(one) for one in node[1:]]
+                return None if None in parts else _either([one for one in parts if one is not None])
+            case "rep":
+                return _repeated(part(node[1]), node[2], node[3])
+            case "and":
+                bounds = [one for one in map(part, node[1:]) if one is not None]
+                longest = min((one.longest for one in bounds), default=NO_END)
+                if longest < NO_END:
+                    widest = min(one.widest for one in bounds)
+                    return Rest(longest * widest, longest * widest, longest, widest)
+        return None
+
+    def of_word(word: bytes) -> Rest:
+        widths = [_width(byte) for byte in word] if in_json else [1] * len(word)
+        return Rest(sum(widths), sum(widths), len(word), max(widths, default=1))
+
+    def concatenated(expr: int) -> Rest | None:
+        parts: list[int] = []
+        while ex.nodes[expr][0] == "cat":
+            _, first, expr = ex.nodes[expr]
+            parts.append(first)
+        whole = part(expr)
+        for one in reversed(parts):
+            before = part(one)
+            if before is None or whole is None:
+                return None
+            whole = Rest(
+                before.least + whole.least,
+                max(before.most + whole.least, whole.most),
+                min(before.longest + whole.longest, NO_END),
+                max(before.widest, whole.widest),
+            )
+        return whole
+
+    return part(expr)
+
+
+def _utf8_len(code_point: int) -> int:
+    return 1 + (code_point >= 0x80) + (code_point >= 0x800) + (code_point >= 0x10000)
+
+
+def _width(byte: int) -> int:
+    """The bytes that write a byte in a JSON string."""
+    return 6 if byte < 0x20 else 2 if byte in b'"\\' else 1
+
+
+def _widths(bits: int, in_json: bool) -> list[int]:
+    """The different widths of the bytes in a set, narrowest first."""
+    if not in_json:
+        return [1] if bits else []
+    return sorted({_width(byte) for byte in range(256) if bits >> byte & 1})
+
+
+def _either(parts: list[Rest]) -> Rest:
+    return Rest(
+        min(part.least for part in parts),
+        max(part.most for part in parts),
+        max(part.longest for part in parts),
+        max(part.widest for part in parts),
+    )
+
+
+def _repeated(part: Rest | None, low: int, high: int | None) -> Rest | None:
+    if part is None:
+        return None
+    longest = NO_END if high is None else min(high * part.longest, NO_END)
+    return Rest(low * part.least, part.most + max(low - 1, 0) * part.least, longest, part.widest)
