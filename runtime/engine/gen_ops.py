@@ -15,6 +15,7 @@ from ...protocol.errors import InternalError, InvalidGrammar, InvalidParams, Inv
 from ...protocol.messages import CandidateMeta, GenMeta
 from ...protocol.ops import Gen
 from ...protocol.sampling import SamplingParams
+from . import grammar_states
 from .generation import Candidate, Generation, TokenRecord
 from .healing import Healer, HealMatcher
 from .logprobs import token_logprob
@@ -195,10 +196,11 @@ class GenOps:
         return True
 
     def _forced(self, candidate: Candidate) -> list[int]:
-        """The tokens that the grammar now forces, to be appended at once."""
+        """The tokens that the grammar now forces, to be appended at once; none where it takes less to draw them."""
         if candidate.finish_reason or candidate.matcher is None or not self.jump_forward:
             return []
-        return candidate.matcher.forced_tokens()
+        forced = candidate.matcher.forced_tokens()
+        return [] if candidate.seq.is_vectorised and len(forced) < grammar_states.MIN_JUMP else forced
 
     def accept_token(self, candidate: Candidate, token: SampledToken) -> bool:
         """Accept one drawn token and the tokens that the grammar then forces. False if the op failed by its grammar."""

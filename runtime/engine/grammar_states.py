@@ -19,6 +19,7 @@ StepAtOnce = Callable[[CompiledGrammar, int, int], Step | None]  # of a grammar,
 
 MOST_STATES = 8_192  # each may hold a mask of its own
 MOST_STEPS = 1_000_000
+MIN_JUMP = 4  # forced tokens; to leave the arrays costs a sequence more than to draw fewer of them
 
 
 class GrammarStates:
@@ -59,18 +60,29 @@ class GrammarStates:
     def derive(self, before: int, token_id: int, step_at_once: StepAtOnce, *, jumps: bool) -> None:
         """Learn the transition of ``token_id``, which ends no text, if ``step_at_once`` tells it.
 
-        Not where the text is then complete, nor with ``jumps`` where a token is forced: there the matcher is asked.
+        Not where the text is then complete, nor with ``jumps`` where ``MIN_JUMP`` tokens are forced: there the matcher
+        is asked.
         """
         if before < 0 or self.is_full:
             return
         grammar = self._grammars[before]
         step = step_at_once(grammar, self._states[before], token_id)
-        if step is None or step.only_token == grammar.machine.vocabulary.eos or (jumps and step.only_token >= 0):
+        if step is None or step.only_token == grammar.machine.vocabulary.eos:
             return
-        self.learn(before, token_id, self._number(grammar, step.state, step.mask))
+        if not jumps or self._forces_few(grammar, step, step_at_once):
+            self.learn(before, token_id, self._number(grammar, step.state, step.mask))
+
+    @staticmethod
+    def _forces_few(grammar: CompiledGrammar, step: Step | None, step_at_once: StepAtOnce) -> bool:
+        """Whether it is known that fewer than ``MIN_JUMP`` tokens are forced after a step."""
+        for _ in range(MIN_JUMP):
+            if step is None or step.only_token in (-1, grammar.machine.vocabulary.eos):
+                return step is not None
+            step = step_at_once(grammar, step.state, step.only_token)
+        return False
 
     def learn(self, before: int, token_id: int, after: int) -> None:
-        """Record the transition of ``token_id``, which ended no text and after which no token is forced."""
+        """Record the transition of ``token_id``, which ended no text and after which the sequence does not jump."""
         if before >= 0 and after >= 0:
             self._steps[before * self._vocab_size + token_id] = after
 

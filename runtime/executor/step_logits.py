@@ -12,6 +12,7 @@ from ...kernels.linear import BLOCK_LEN
 
 FEW = 0.25  # of the head's blocks; with more, the whole head runs as fast as the blocks
 FEW_OF_A_ROW = 0.125  # of the head's blocks
+ROWS_AT_ONCE = 8  # for which the head reads its weights once, so fewer of them cost almost as much
 
 
 class LogitsHead(Protocol):
@@ -75,7 +76,8 @@ class StepLogits:
         """Logits [L, V], and the row of the step that each belongs to (int64 [L]; None: rows are in order).
 
         For rows whose mask allows few tokens the head computes only the blocks with these tokens; the other logits of
-        such a row are undefined. With ``may_move`` rows are sorted so that rows of free text get the whole head.
+        such a row are undefined. With ``may_move`` rows are sorted so that rows of free text get the whole head, if
+        that reads its weights less often.
         """
         assert BLOCK_LEN == 16
         if self._whole is not None or not self._can_pick:
@@ -83,21 +85,25 @@ class StepLogits:
         num_blocks = -(-self._vocab_size // BLOCK_LEN)
         words = masks.words.view(np.uint16)[:, :num_blocks]  # one word a block
         has_few = np.count_nonzero(words, axis=1) <= max(1, FEW_OF_A_ROW * num_blocks)
-        blocks = np.flatnonzero(words[has_few].any(axis=0))
         picked = masks.rows[has_few[masks.ids]]
-        if not len(picked) or len(blocks) > FEW * num_blocks:
+        num_whole = len(self) - len(picked)
+        if num_whole and (not may_move or _num_readings(num_whole) == _num_readings(len(self))):
+            return self.whole(), None
+        blocks = np.flatnonzero(words[has_few].any(axis=0))
+        if len(blocks) > FEW * num_blocks:
             return self.whole(), None
         wanted = torch.from_numpy(blocks.astype(np.int32))
-        if len(picked) == len(self):
+        if not num_whole:
             return self._head(self._features, wanted, None), None
-        if not may_move:
-            return self.whole(), None
         is_picked = np.zeros(len(self), np.bool_)
         is_picked[picked] = True
         order = np.argsort(is_picked, kind="stable")
         features = self._features[torch.from_numpy(order)]
-        num_whole = len(order) - len(picked)
         logits = torch.empty((len(order), self._vocab_size), dtype=torch.float32)
         self._head(features[:num_whole], None, logits[:num_whole])
         self._head(features[num_whole:], wanted, logits[num_whole:])
         return logits, order
+
+
+def _num_readings(num_rows: int) -> int:
+    return -(-num_rows // ROWS_AT_ONCE)

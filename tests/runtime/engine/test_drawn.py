@@ -71,14 +71,14 @@ def program(gen: o.Gen) -> list[AnyOp]:
 
 
 def shown(outcome: Outcome) -> list[object]:
-    """Values, tokens and how each candidate ended."""
+    """Values, tokens and how each candidate ended. How many forced tokens are drawn depends on what runs beside it."""
     found: list[object] = [outcome.value(op) for op in range(5)]
     for op in (1, 3):
         meta = outcome.done[op].meta
         assert isinstance(meta, m.GenMeta)
         found.append((meta.prompt_tokens, meta.healed))
         for c in meta.candidates:
-            found.append((c.token_ids, c.finish_reason, c.matched_stop, c.completion_tokens, c.forced_tokens))
+            found.append((c.token_ids, c.finish_reason, c.matched_stop, c.completion_tokens))
     return found
 
 

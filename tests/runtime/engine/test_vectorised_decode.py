@@ -121,6 +121,7 @@ def test_plans_answers_and_counters_equal_those_of_decoding_one_by_one(
     tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, ahead: bool, num_slots: int
 ) -> None:
     options = {"max_running": 12, "num_slots": num_slots, "speculative": "off", "max_step_tokens": 64}
+    monkeypatch.setattr(grammar_states, "MIN_JUMP", 1)  # forced tokens are appended at once in both ways
     found = []
     for min_rows in (1, 4, 1000):
         monkeypatch.setattr(vectorised_decode, "MIN_ROWS", min_rows)
@@ -130,6 +131,26 @@ def test_plans_answers_and_counters_equal_those_of_decoding_one_by_one(
         assert answers == found[2][1]
     assert found[0][0].num_vectorised > (400 if num_slots == 4000 else 0)
     assert found[2][0].num_vectorised == 0
+
+
+def test_few_forced_tokens_are_drawn_and_answers_stay_the_same(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of one forced token, of a few and of many."""
+    regex = GrammarSpec("regex", "(a[0-9]){3}(bcd[0-9]){3}(efghij[0-9]){3}k")
+    monkeypatch.setattr(vectorised_decode, "MIN_ROWS", 1)
+    found = []
+    for min_jump in (1, 4, 1000):
+        monkeypatch.setattr(grammar_states, "MIN_JUMP", min_jump)
+        driver = Driver(engine_of(tiny_model_path, None, num_slots=4000, speculative="off"))
+        gens = [Gen(op=1, seq=0, params=SamplingParams(seed=i, max_tokens=60), grammar=regex) for i in range(3)]
+        outcomes = [driver.submit([Text(op=0, seq=0, text="a"), gen]) for gen in gens]
+        driver.run()
+        metas = [outcome.done[1].meta for outcome in outcomes]
+        candidates = [meta.candidates[0] for meta in metas if isinstance(meta, m.GenMeta)]
+        found.append([candidate.token_ids for candidate in candidates])
+        assert [candidate.forced_tokens for candidate in candidates] == [{1: 30, 4: 19, 1000: 0}[min_jump]] * 3
+    assert found[0] == found[1] == found[2] and len(set(found[0])) == 3
 
 
 def test_forgetting_grammar_states_changes_no_answer(tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
-from phloem.runtime.executor import Executor, SampledToken, SampleRow, StepLogits
+from phloem.runtime.executor import Executor, SampledToken, SampleRow, StepLogits, step_logits
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import load_model
 from phloem.runtime.scheduler.plan import PlanRow, StepPlan
@@ -21,6 +21,12 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Executor:
     model = load_model(path, EngineConfig(model="tiny", max_seq_len=64))
     kv = KVPool.for_model(model.config, num_slots=64, dtype=model.kv_dtype)
     return Executor(model, kv, max_rows=4, max_len=64)
+
+
+@pytest.fixture
+def two_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the head read its weights once for two rows, so that rows of free text are worth setting apart."""
+    monkeypatch.setattr(step_logits, "ROWS_AT_ONCE", 2)
 
 
 def step(executor: Executor, num_rows: int) -> StepLogits:
@@ -59,6 +65,7 @@ def test_draws_and_logprobs_equal_those_of_the_whole_head(executor: Executor, pa
     assert few[1].logprob == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.usefixtures("two_rows_at_once")
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.3, "top_p": 0.9}])
 @pytest.mark.parametrize(
     "allowed",
@@ -76,6 +83,7 @@ def test_rows_with_and_without_a_mask_are_drawn_in_one_step(
     assert drawn(executor, rows, whole=False) == drawn(executor, rows, whole=True)
 
 
+@pytest.mark.usefixtures("two_rows_at_once")
 @pytest.mark.parametrize(
     ("allowed", "params", "asked"),  # (rows, blocks or None for all)
     [
@@ -85,8 +93,13 @@ def test_rows_with_and_without_a_mask_are_drawn_in_one_step(
         ([None, None], {}, [(2, None)]),
         ([None, [70], list(range(96)), [71]], {"top_logprobs_num": 0}, [(2, None), (2, 1)]),
         ([[70], [70], [71], None], {"top_logprobs_num": 0}, [(1, None), (3, 1)]),
-        ([[70], None], {}, [(2, None)]),  # in order: the likeliest tokens are wanted too
-        ([[70], None], {"top_logprobs_num": 0, "frequency_penalty": 1.0}, [(2, None)]),
+        (
+            [[70], None, None, None],
+            {"top_logprobs_num": 0},
+            [(4, None)],
+        ),  # three rows read the weights as often as four
+        ([[70], None, [70]], {}, [(3, None)]),  # in order: the likeliest tokens are wanted too
+        ([[70], None, [70]], {"top_logprobs_num": 0, "frequency_penalty": 1.0}, [(3, None)]),
     ],
 )
 def test_the_head_computes_only_blocks_with_allowed_tokens(
