@@ -75,15 +75,24 @@ class MaskThread:
         future = self._submit(self._prepare, matcher.clone(), token_ids)
         return None if self._is_done(future) else future
 
-    def prepare_together(self, asked: Sequence[tuple[Matcher, Sequence[int]]]) -> None:
-        """Derive what ``prepare`` of each will ask for, as far as the budget goes: the step waits once for all."""
+    def prepare_all(self, asked: Sequence[tuple[Matcher, Sequence[int]]]) -> list[Future[None] | None]:
+        """``prepare`` of each. What the thread derives for them is one job, so that the step waits once for all."""
+        is_ready = [
+            matcher.knows(token_ids) or self._prepare_at_once(matcher, token_ids) for matcher, token_ids in asked
+        ]
         unknown = [
             (matcher.clone(), token_ids)
-            for matcher, token_ids in asked
-            if not matcher.knows(token_ids) and not self._prepare_at_once(matcher, token_ids)
+            for (matcher, token_ids), is_known in zip(asked, is_ready, strict=True)
+            if not is_known
         ]
-        if len(unknown) > 1:
-            self._submit(self._prepare_each, unknown)
+        if not unknown or self._is_done(job := self._submit(self._prepare_each, unknown)):
+            return [None] * len(asked)
+        if len(unknown) == 1:
+            return [None if is_known else job for is_known in is_ready]
+        return [
+            None if is_known else self.prepare(matcher, token_ids)
+            for (matcher, token_ids), is_known in zip(asked, is_ready, strict=True)
+        ]
 
     def step_at_once(self, grammar: CompiledGrammar, state: int, token_id: int) -> Step | None:
         """``CompiledGrammar.step_at_once``; None once the step has no time left for it."""

@@ -114,8 +114,7 @@ class StepLoop:
             send=programs.send,
             accept=generations.accept_token,
             finish=generations.finish_candidate,
-            prepare=self._prepare,
-            prepare_together=self._prepare_together,
+            prepare=self._prepare_all,
             step_at_once=masks.step_at_once,
             jump_forward=generations.jump_forward,
             defer=lambda draw, token, future: self._defer(DeferredDraw(draw, [token], future)),
@@ -291,16 +290,15 @@ class StepLoop:
                 self._generations.finish_candidate(draw.candidate)
         if drawn is not None and len(flight.vectorised):
             self.vectorised.accept(flight.vectorised, ids)
-        drawing = [draw for draw in flight.draws if not draw.candidate.finish_reason]
-        if len(drawing) > 1:
-            self._prepare_together(
-                [(draw.candidate, _followed(draw, sampled[draw.at - first : draw.end - first])) for draw in drawing]
-            )
-        for draw in flight.draws:
+        drawing = [
+            (draw, sampled[draw.at - first : draw.end - first])
+            for draw in flight.draws
+            if not draw.candidate.finish_reason
+        ]
+        futures = self._prepare_all([(draw.candidate, _followed(draw, tokens)) for draw, tokens in drawing])
+        for (draw, tokens), future in zip(drawing, futures, strict=True):
             if not draw.candidate.finish_reason:  # else the op was cancelled, or failed with a sibling's grammar
                 self.scheduler.settle(draw.candidate.seq)
-                tokens = sampled[draw.at - first : draw.end - first]
-                future = self._prepare(draw.candidate, _followed(draw, tokens))
                 if future is None:
                     self._accept(draw, tokens)
                 else:
@@ -376,15 +374,14 @@ class StepLoop:
 
     # -- accepting ----------------------------------------------------------------------------------------------------
 
-    def _prepare(self, candidate: Candidate, token_ids: list[int]) -> Future[None] | None:
-        """What has to be awaited before the candidate's grammar takes these tokens; None if nothing has to."""
-        matcher = _asked_matcher(candidate, token_ids)
-        return None if matcher is None else self.masks.prepare(matcher, token_ids)
-
-    def _prepare_together(self, asked: list[tuple[Candidate, list[int]]]) -> None:
-        """Derive what ``_prepare`` of each will ask for."""
-        matchers = [(_asked_matcher(candidate, token_ids), token_ids) for candidate, token_ids in asked]
-        self.masks.prepare_together([(matcher, token_ids) for matcher, token_ids in matchers if matcher is not None])
+    def _prepare_all(self, asked: list[tuple[Candidate, list[int]]]) -> list[Future[None] | None]:
+        """What has to be awaited before each candidate's grammar takes its tokens; None where nothing has to."""
+        matchers = [_asked_matcher(candidate, token_ids) for candidate, token_ids in asked]
+        prepared = [(matcher, ids) for matcher, (_, ids) in zip(matchers, asked, strict=True) if matcher is not None]
+        if not prepared:
+            return [None] * len(asked)
+        found = iter(self.masks.prepare_all(prepared))
+        return [None if matcher is None else next(found) for matcher in matchers]
 
     def _defer(self, deferred: DeferredDraw) -> None:
         """Accept the draw in a later step."""

@@ -50,8 +50,9 @@ class VectorisedDecode:
     """Owns every vectorised sequence; ``plan`` gives the scheduler their part of a step.
 
     ``accept(candidate, token)`` takes one token as a step without arrays would, and returns whether the candidate's op
-    goes on or ends well. ``finish`` is called for a candidate that has its finish reason. ``prepare(candidate, ids)``
-    returns what its grammar has to be awaited for; ``defer(draw, token, future)`` accepts the draw after that.
+    goes on or ends well. ``finish`` is called for a candidate that has its finish reason. ``prepare`` returns what each
+    candidate's grammar has to be awaited for before it takes tokens; ``defer(draw, token, future)`` accepts the draw
+    after that.
     """
 
     def __init__(
@@ -66,8 +67,7 @@ class VectorisedDecode:
         send: Callable[[bytes, RuntimeMessage], None],
         accept: Callable[[Candidate, SampledToken], bool],
         finish: Callable[[Candidate], None],
-        prepare: Callable[[Candidate, list[int]], Future[None] | None],
-        prepare_together: Callable[[list[tuple[Candidate, list[int]]]], None],
+        prepare: Callable[[list[tuple[Candidate, list[int]]]], list[Future[None] | None]],
         step_at_once: StepAtOnce,
         jump_forward: bool,
         defer: Callable[[Draw, SampledToken, Future[None]], None],
@@ -80,7 +80,7 @@ class VectorisedDecode:
         # Without overlap the next token of a sequence is known when it is planned, so it can get a draft instead.
         self._can_be_drafted = overlaps
         self._send, self._accept, self._finish = send, accept, finish
-        self._prepare, self._prepare_together, self._defer = prepare, prepare_together, defer
+        self._prepare, self._defer = prepare, defer
         self._step_at_once, self._jump_forward = step_at_once, jump_forward
         max_rows = scheduler.config.max_running
         self._sequences: dict[int, Sequence] = {}  # by row
@@ -442,20 +442,21 @@ class VectorisedDecode:
     def _accept_each(self, rows: np.ndarray, ids: np.ndarray) -> None:
         seq_ids = self._seq_ids[rows].tolist()
         each = zip(rows.tolist(), seq_ids, ids.tolist(), strict=True)
-        asked = [(self._sequences[row], token_id) for row, seq_id, token_id in each if seq_id >= 0]
-        for seq, _ in asked:
+        asked = [(row, seq_id, token_id) for row, seq_id, token_id in each if seq_id >= 0]
+        sequences = [self._sequences[row] for row, _, _ in asked]
+        for seq in sequences:
             self.synchronise(seq)
-        self._prepare_together([(_candidate_of(seq), [token_id]) for seq, token_id in asked])
-        for row, seq_id, token_id in zip(rows.tolist(), seq_ids, ids.tolist(), strict=True):
-            if seq_id >= 0 and self._seq_ids.item(row) == seq_id:  # else a sibling's grammar has failed just now
-                self._accept_one(self._sequences[row], token_id)
+        tokens = [[token_id] for _, _, token_id in asked]
+        futures = self._prepare(list(zip(map(_candidate_of, sequences), tokens, strict=True)))
+        for (row, seq_id, token_id), seq, future in zip(asked, sequences, futures, strict=True):
+            if self._seq_ids.item(row) == seq_id:  # else a sibling's grammar has failed just now
+                self._accept_one(seq, token_id, future)
 
-    def _accept_one(self, seq: Sequence, token_id: int) -> None:
-        """Accept the token of a sequence that is up to date."""
+    def _accept_one(self, seq: Sequence, token_id: int, future: Future[None] | None) -> None:
+        """Accept the token of a sequence that is up to date, or have it accepted once the future is done."""
         candidate, row = _candidate_of(seq), seq.row_id
         before = len(seq.tokens)
         token = SampledToken(token_id, 0.0)
-        future = self._prepare(candidate, [token_id])
         if future is not None:
             self.remove(seq)
             self._scheduler.postpone(seq)

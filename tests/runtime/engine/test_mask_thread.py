@@ -268,8 +268,16 @@ def test_matchers_that_are_asked_together_are_waited_for_together(engine: Engine
         matcher.threads = seen
     masks = MaskThread(budget_s=600.0)
     masks.begin_step()
-    masks.prepare_together([(matcher, (i,)) for i, matcher in enumerate(matchers)])
+    assert masks.prepare_all([(matcher, (i,)) for i, matcher in enumerate(matchers)]) == [None] * 3
     assert seen == [("masks_0", 0), ("masks_0", 1), ("masks_0", 2)]
-    masks.prepare_together([(matchers[0], (7,))])
-    assert len(seen) == 3, "what is asked alone is left to prepare"
+    masks.budget_s = 0.0
+    masks.begin_step()
+    (future,) = masks.prepare_all([(matchers[0], (7,))])
+    assert future is not None
+    future.result()
+    assert seen[3:] == [("masks_0", 7)]
+    futures = masks.prepare_all([(matcher, (i,)) for i, matcher in enumerate(matchers)])
+    for future in futures:
+        assert future is not None, "each is awaited by itself"
+        future.result()
     masks.close()
