@@ -57,20 +57,34 @@ class GrammarStates:
             self.masks.append(mask)
         return number
 
-    def derive(self, before: int, token_id: int, step_at_once: StepAtOnce, *, jumps: bool) -> None:
-        """Learn the transition of ``token_id``, which ends no text, if ``step_at_once`` tells it.
+    def after(self, numbers: np.ndarray, token_ids: np.ndarray, step_at_once: StepAtOnce, *, jumps: bool) -> np.ndarray:
+        """int64 [R]: the next states, of tokens that end no text; -1 where the matcher has to be asked.
 
-        Not where the text is then complete, nor with ``jumps`` where ``MIN_JUMP`` tokens are forced: there the matcher
-        is asked.
+        That is where neither a transition that was learnt nor ``step_at_once`` tells it, where the text is then
+        complete, and with ``jumps`` where ``MIN_JUMP`` tokens are forced.
         """
-        if before < 0 or self.is_full:
-            return
+        keys = (numbers * self._vocab_size + token_ids).tolist()  # negative for -1
+        find = self._steps.get
+        found = [find(key, -1) for key in keys]
+        if -1 in found:
+            for i, number in enumerate(found):
+                if number < 0 and keys[i] >= 0:
+                    known = find(keys[i])  # another row's derivation may have told it
+                    found[i] = self._derive(keys[i], step_at_once, jumps) if known is None else known
+        return np.array(found, np.int64)
+
+    def _derive(self, key: int, step_at_once: StepAtOnce, jumps: bool) -> int:
+        before, token_id = divmod(key, self._vocab_size)
+        if self.is_full:
+            return -1
         grammar = self._grammars[before]
         step = step_at_once(grammar, self._states[before], token_id)
         if step is None or step.only_token == grammar.machine.vocabulary.eos:
-            return
-        if not jumps or self._forces_few(grammar, step, step_at_once):
-            self.learn(before, token_id, self._number(grammar, step.state, step.mask))
+            return -1
+        if jumps and not self._forces_few(grammar, step, step_at_once):
+            return -1
+        after = self._steps[key] = self._number(grammar, step.state, step.mask)
+        return after
 
     @staticmethod
     def _forces_few(grammar: CompiledGrammar, step: Step | None, step_at_once: StepAtOnce) -> bool:
@@ -85,12 +99,6 @@ class GrammarStates:
         """Record the transition of ``token_id``, which ended no text and after which the sequence does not jump."""
         if before >= 0 and after >= 0:
             self._steps[before * self._vocab_size + token_id] = after
-
-    def after(self, numbers: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-        """int64 [R]: the next states; -1 where the transition is unknown."""
-        keys = (numbers * self._vocab_size + token_ids).tolist()  # negative for -1
-        find = self._steps.get
-        return np.array([find(key, -1) for key in keys], np.int64)
 
     def follow(self, matcher: Matcher, numbers: np.ndarray) -> None:
         """Move ``matcher`` through these states, as if it had accepted the tokens that lead to them."""

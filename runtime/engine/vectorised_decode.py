@@ -391,10 +391,6 @@ class VectorisedDecode:
             new_rows, new_ids = self._accept_arrays(rows[unchecked], ids[unchecked])
         else:
             new_rows, new_ids = self._accept_arrays(rows, ids)
-        if len(new_rows):
-            for state, token_id in zip(self._states[new_rows].tolist(), new_ids.tolist(), strict=True):
-                self._grammar_states.derive(state, token_id, self._step_at_once, jumps=self._jump_forward)
-            new_rows, new_ids = self._accept_arrays(new_rows, new_ids)
         if len(new_rows):  # of equal grammar steps one is accepted alone; the others then know the state after it
             _, first = np.unique(self._states[new_rows] * len(self._is_eos) + new_ids, return_index=True)
             self._accept_each(new_rows[first], new_ids[first])
@@ -405,17 +401,22 @@ class VectorisedDecode:
 
     def _accept_arrays(self, rows: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Accept tokens that end nothing; returns those whose grammar state after the token is not known yet."""
-        masked = np.flatnonzero(self._is_masked[rows])
         new_rows, new_ids = rows[:0], ids[:0]
-        if len(masked):
-            after = self._grammar_states.after(self._states[rows[masked]], ids[masked])
-            new, masked, after = masked[after < 0], masked[after >= 0], after[after >= 0]
-            masked_rows = rows[masked]
+        is_masked = self._is_masked[rows]
+        if is_masked.any():
+            are_all = bool(is_masked.all())
+            masked_rows, masked_ids = (rows, ids) if are_all else (rows[is_masked], ids[is_masked])
+            after = self._grammar_states.after(
+                self._states[masked_rows], masked_ids, self._step_at_once, jumps=self._jump_forward
+            )
+            if -1 in after:
+                is_new = np.zeros(len(rows), np.bool_)
+                is_new[is_masked] = after < 0
+                new_rows, new_ids = rows[is_new], ids[is_new]
+                rows, ids = rows[~is_new], ids[~is_new]
+                masked_rows, after = masked_rows[after >= 0], after[after >= 0]
             self._states[masked_rows] = after
             self._unsynced_states[masked_rows, self._num_tokens[masked_rows] - self._num_synced[masked_rows]] = after
-            if len(new):
-                new_rows, new_ids = rows[new], ids[new]
-                rows, ids = np.delete(rows, new), np.delete(ids, new)
         places = np.flatnonzero(self._is_streamed[rows])
         for row, token_id in zip(rows[places].tolist(), ids[places].tolist(), strict=True):
             candidate = _candidate_of(self._sequences[row])
