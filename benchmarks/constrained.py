@@ -240,9 +240,10 @@ def main() -> None:
     parser.add_argument("--end-to-end", action="store_true", help="JSON answers of the model itself instead")
     parser.add_argument("--budgets", action="store_true", help="answers to schemas of --data with drawn max_tokens")
     parser.add_argument("--answers", type=int, default=300, help="so many answers of --end-to-end (default: 300)")
+    parser.add_argument("--concurrent", type=int, default=16, help="so many at once (default: 16)")
     args = parser.parse_args()
     if args.end_to_end:
-        report = header() | measure_answers(args.model, answers=args.answers)
+        report = header() | measure_answers(args.model, answers=args.answers, concurrent=args.concurrent)
         print(json.dumps(report, indent=2))
         if args.save:
             save("constrained_answers.json", report)

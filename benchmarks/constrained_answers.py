@@ -1,9 +1,11 @@
 """JSON answers of a real model under many schemas: whether all are valid, the cost of masks, the gain of jump-forward.
 
-The same prompts run in three ways: without a grammar, with masks, and with masks and jump-forward. The ways take turns.
-Each starts with an empty cache and runs ``concurrent`` answers at once, without drafts. An answer without a grammar has
-as many tokens as the masked one, so both ways do the same work except for the masks. The order of the two masked ways
-alternates. The times include compiling each schema, which the first two batches do. Nobody judges what answers say.
+The same prompts run in three ways: without a grammar, with masks, and with masks and jump-forward. Two ways are
+compared at a time, batch by batch: masks against none in one engine, which is alone as an engine usually is, then
+jumping against masks in two new engines, in turns. Each batch starts with an empty cache and runs ``concurrent``
+answers at once, without drafts. An answer without a grammar has as many tokens as the masked one before it, so both ways
+do the same work except for the masks. The times include compiling each schema, which the first two batches do. Nobody
+judges what answers say.
 """
 
 import json
@@ -77,77 +79,74 @@ def prompts(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @dataclass(slots=True)
-class Turns:
-    """The seconds and tokens of each way, by batch."""
+class Comparison:
+    """The seconds of two ways for answers of the same tokens, by batch."""
 
-    seconds: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
-    masked_over_free: list[float] = field(default_factory=list)
-    jumping_over_masked: list[float] = field(default_factory=list)
+    seconds: dict[str, float]
+    tokens: int = 0
+    forward_rows: Counter[str] = field(default_factory=Counter)
+    ratios: list[float] = field(default_factory=list)  # of the first way's speed to the second's
+    invalid: list[str] = field(default_factory=list)
 
-    def take(self, seconds: dict[str, float], tokens: dict[str, int]) -> None:
-        self.seconds.update(seconds)
-        self.tokens.update(tokens)
-        rates = {way: tokens[way] / seconds[way] for way in seconds}
-        self.masked_over_free.append(rates["masked"] / rates["free"])
-        self.jumping_over_masked.append(rates["jumping"] / rates["masked"])
 
-    def over_all(self, way: str, other: str) -> float:
-        return self.tokens[way] / self.seconds[way] / (self.tokens[other] / self.seconds[other])
+def compare(
+    engines: dict[str, Any], asked: list[tuple[str, dict[str, Any]]], *, concurrent: int, max_tokens: int
+) -> Comparison:
+    """Run all requests in two ways, ``masked`` or ``jumping`` the first of them; ``engines`` by way."""
+    found = Comparison(dict.fromkeys(engines, 0.0))
+    way, other = engines
+    for turn, begin in enumerate(range(0, len(asked), concurrent)):
+        batch = asked[begin : begin + concurrent]
+        seconds: dict[str, float] = {}
+        num_tokens = counts = [max_tokens] * len(batch)
+        for name in (way, other) if turn % 2 == 0 or other == "free" else (other, way):
+            engine, is_free = engines[name], name == "free"
+            engine.flush_cache()
+            before = engine.metrics()["forward_rows"]
+            made, seconds[name] = _run(engine, batch, begin, counts if is_free else num_tokens, masked=not is_free)
+            found.forward_rows[name] += engine.metrics()["forward_rows"] - before
+            counts = [len(answer.meta.candidates[0].token_ids) for answer in made]
+            if not is_free:
+                answers = zip(made, batch, strict=True)
+                found.invalid += [answer.text for answer, (_, schema) in answers if not _is_valid(answer.text, schema)]
+        found.seconds = {name: found.seconds[name] + seconds[name] for name in engines}
+        found.tokens += sum(counts)
+        found.ratios.append(seconds[other] / seconds[way])
+        done = f"{begin + len(batch)} of {len(asked)}"
+        print(f"  {done}: {way}/{other} {found.ratios[-1]:.3f}, invalid {len(found.invalid)}")
+    return found
 
 
 def measure_answers(model: str, *, answers: int = 300, concurrent: int = 16, max_tokens: int = 400) -> dict[str, Any]:
     """Figures of one run. Ratios compare tokens per second: the median over batches, and all batches together."""
     asked = list(prompts(answers))
-    plain, jumping = phloem.Engine(model, jump_forward=False), phloem.Engine(model, jump_forward=True)
-    invalid: list[str] = []
-    turns = Turns()
-    rows = 0
-    try:
-        for engine in (plain, jumping):  # load compiled walks and kernels before the timed part
-            engine.generate(asked[0][0], grammar=_grammar(asked[0][1]), max_tokens=max_tokens, temperature=0.7, seed=1)
-        for turn, begin in enumerate(range(0, answers, concurrent)):
-            batch = asked[begin : begin + concurrent]
-            seconds: dict[str, float] = {}
-            tokens: dict[str, int] = {}
-            most = counts = [max_tokens] * len(batch)
-            before = jumping.metrics()["forward_rows"]
-            for way in ("masked", "free", "jumping") if turn % 2 else ("jumping", "free", "masked"):
-                engine = jumping if way == "jumping" else plain
-                engine.flush_cache()
-                is_free = way == "free"
-                made, seconds[way] = _run(engine, batch, begin, counts if is_free else most, masked=not is_free)
-                counts = [len(answer.meta.candidates[0].token_ids) for answer in made]
-                tokens[way] = sum(counts)
-                if not is_free:
-                    invalid += [
-                        answer.text
-                        for answer, (_, schema) in zip(made, batch, strict=True)
-                        if not _is_valid(answer.text, schema)
-                    ]
-            rows += jumping.metrics()["forward_rows"] - before
-            turns.take(seconds, tokens)
-            print(
-                f"  {begin + len(batch)} of {answers}: masked/free {turns.masked_over_free[-1]:.3f}, "
-                f"jumping/masked {turns.jumping_over_masked[-1]:.3f}, invalid {len(invalid)}"
-            )
-    finally:
-        plain.shutdown()
-        jumping.shutdown()
-    return {
-        "answers": 2 * answers,
-        "schemas": len(schemas()),
-        "concurrent": concurrent,
-        "invalid": len(invalid),
-        "invalid_texts": invalid[:5],
-        "masked_over_free": round(statistics.median(turns.masked_over_free), 3),
-        "masked_over_free_in_all": round(turns.over_all("masked", "free"), 3),
-        "jumping_over_masked": round(statistics.median(turns.jumping_over_masked), 3),
-        "jumping_over_masked_in_all": round(turns.over_all("jumping", "masked"), 3),
-        "forwards_per_token_jumping": round(rows / max(turns.tokens["jumping"], 1), 3),
-        "seconds": {way: round(value, 2) for way, value in turns.seconds.items()},
-        "tokens": dict(turns.tokens),
-    }
+
+    def started(*, jumps: bool) -> phloem.Engine:
+        """An engine that has loaded compiled walks and kernels."""
+        engine = phloem.Engine(model, jump_forward=jumps)
+        engine.generate(asked[0][0], grammar=_grammar(asked[0][1]), max_tokens=max_tokens, temperature=0.7, seed=1)
+        return engine
+
+    def compared(way: str, other: str) -> Comparison:
+        engines = {way: started(jumps=way == "jumping")}
+        try:
+            engines[other] = engines[way] if other == "free" else started(jumps=False)
+            return compare(engines, asked, concurrent=concurrent, max_tokens=max_tokens)
+        finally:
+            for engine in engines.values():
+                engine.shutdown()
+
+    masks, jumps = compared("masked", "free"), compared("jumping", "masked")
+    report: dict[str, Any] = {"answers": 3 * answers, "schemas": len(schemas()), "concurrent": concurrent}
+    invalid = masks.invalid + jumps.invalid
+    report |= {"invalid": len(invalid), "invalid_texts": invalid[:5]}
+    for name, found in ("masked_over_free", masks), ("jumping_over_masked", jumps):
+        way, other = found.seconds
+        report[name] = round(statistics.median(found.ratios), 3)
+        report[f"{name}_in_all"] = round(found.seconds[other] / found.seconds[way], 3)
+        report[f"{name}_seconds"] = {side: round(value, 2) for side, value in found.seconds.items()}
+    rows = jumps.forward_rows["jumping"]
+    return report | {"tokens": masks.tokens, "forwards_per_token_jumping": round(rows / max(jumps.tokens, 1), 3)}
 
 
 def measure_budgets(model: str, data: Path, *, schemas: int = 100, answers: int = 1000) -> dict[str, Any]:
