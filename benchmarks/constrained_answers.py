@@ -3,9 +3,9 @@
 The same prompts run in three ways: without a grammar, with masks, and with masks and jump-forward. Two ways are
 compared at a time, batch by batch: masks against none in one engine, which is alone as an engine usually is, then
 jumping against masks in two new engines, in turns. Each batch starts with an empty cache and runs ``concurrent``
-answers at once, without drafts. An answer without a grammar has as many tokens as the masked one before it, so both ways
-do the same work except for the masks. The times include compiling each schema, which the first two batches do. Nobody
-judges what answers say.
+answers at once, without drafts. An answer without a grammar has as many tokens as the masked one before it, so both
+ways do the same work except for the masks. The times include compiling each schema, which the first two batches do.
+Nobody judges what answers say.
 """
 
 import json
