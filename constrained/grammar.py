@@ -173,6 +173,13 @@ class Matcher:
         return self._closed_from < _NEVER
 
     @property
+    def ends_by_limit(self) -> bool:
+        """Whether the limit leaves nothing but the end token of a mask that allows more."""
+        if self._finished or self.error is not None or len(self._configs) > self._limit or not self.is_short:
+            return False
+        return self._only_token() == self._machine.vocabulary.eos
+
+    @property
     def num_tokens(self) -> int:
         """Tokens accepted, the end token included."""
         return len(self._configs) - 1 + self._finished

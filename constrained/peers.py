@@ -93,6 +93,10 @@ class PeerMatcher:
         return False
 
     @property
+    def ends_by_limit(self) -> bool:
+        return False
+
+    @property
     def state(self) -> int:
         """Equal for equal texts; -1 after the end. Peers do not say which different texts are equivalent."""
         return -1 if self._finished else hash(tuple(self._tokens)) & 0x7FFFFFFFFFFFFFFF

@@ -545,7 +545,7 @@ def has_shortest_text(tables, joint_tables, language, least):
     for m in range(num_members):
         if parts[members[m], LEFT] < parts[part, LEFT]:
             part = np.int64(members[m])
-    at = 0  # the row of ``tried`` that the text has led to
+    at = _FIRST  # the row of ``tried`` that the text has led to
     count = 0  # characters
     for _ in range(MOST_TRIED + least):
         is_long = count + parts[part, LEFT] >= least

@@ -660,7 +660,7 @@ def make_step(tables, number, byte):
     num_members = members_of(tables, number)
     if num_members < 0:
         return np.int64(LACKS_RULES)
-    count = 0
+    count = np.int64(0)
     alike[:] = True
     for i in range(num_members):
         part = members[i]
@@ -708,6 +708,9 @@ def read_sets(tables, s, data, is_counted):
         if missing == 0 or not is_counted:
             size, count, after = np.int64(at + 1), begun, s
     return size, count, after
+
+
+_NO, _YES = np.bool_(False), np.bool_(True)  # not literals, for which numba would compile a function once more
 
 
 @nb.njit(cache=True, nogil=True)
@@ -775,12 +778,12 @@ def walk_sets(
                     exits[num_exits, 3], exits[num_exits, 4] = chars, about_sets[s, S_PADDING]
                     num_exits += 1
             elif byte == BACKSLASH:
-                left = after_backslash(tables, s, False)
+                left = after_backslash(tables, s, _NO)
                 step = left if left in (LACKS_RULES, NO_ROOM) else s
                 if left == NEVER:
                     step = np.int64(REFUSED)
                 elif step == s and is_free and about_sets[s, S_WIDE] != 0:
-                    left = after_backslash(tables, s, True)
+                    left = after_backslash(tables, s, _YES)
                     step = left if left in (LACKS_RULES, NO_ROOM) else s
                 if step == s:
                     place = np.int64(BEHIND_BACKSLASH)

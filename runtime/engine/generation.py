@@ -125,7 +125,10 @@ class Candidate:
     @property
     def is_closed_early(self) -> bool:
         """Whether the tokens that were left took tokens out of a mask; then the text is complete."""
-        return self.matcher is not None and self.matcher.is_closed_early
+        if self.matcher is None:
+            return False
+        is_ended = self.finish_reason == "stop" and self.matched_stop is None
+        return self.matcher.is_closed_early or (is_ended and self.matcher.ends_by_limit)
 
     @property
     def is_mid_text(self) -> bool:

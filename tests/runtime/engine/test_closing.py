@@ -121,6 +121,19 @@ def test_where_the_budget_takes_no_token_away_the_answer_is_that_of_a_cut_one(st
     assert num_equal > 3
 
 
+def test_an_answer_whose_end_is_all_that_the_limit_leaves_is_closed_by_it(start):
+    """After three digits one token is left: what may follow needs two, so the text ends without an end token."""
+    driver = start()
+    grammar = GrammarSpec("regex", "[0-9]{3}(e[0-9]+)?")
+    for max_tokens, is_closed in ((4, True), (3, False)):
+        (meta,) = candidates(driver.run(ask("a number: ", grammar, params(max_tokens))))
+        assert (meta.finish_reason, meta.completion_tokens) == ("stop" if is_closed else "length", 3)
+        assert meta.closed_by_budget == is_closed
+    stopped = params(4, stop=("1", "2", "3", "4", "5", "6", "7", "8", "9", "0"))
+    (meta,) = candidates(driver.run(ask("a number: ", grammar, stopped)))
+    assert meta.finish_reason == "stop" and not meta.closed_by_budget
+
+
 def test_finish_cut_cuts_the_answer(start):
     driver = start()
     outcome = driver.run(ask("thing: ", THING, params(10, finish="cut")))
