@@ -477,6 +477,11 @@ class Machine:
             self._fresh.append(fresh)
         return row
 
+    def has_row(self, state: int) -> bool:
+        """Whether ``row`` makes nothing that takes long."""
+        made = self._codes[state, 0] not in (walk.UNKNOWN, walk.ASKED)
+        return made or self._fills[state >> PART_BITS].get(state) is None
+
     def entry(self, state: int, byte: int, *, is_one_of_many: bool = False, is_alone: bool = False) -> None:
         """Make the entries of a state's row for a byte and those beside it that are alike, where they can be made by
         themselves; else the whole row, as where it is ``is_one_of_many``. What ``is_alone`` is not counted."""

@@ -178,8 +178,9 @@ class Masks:
             inner = self._known_inner(state, aux, stack)
             if inner is not None:
                 kept = self._behind(inner, state, aux, stack, at_once=True)
-        elif state not in machine.lazy and not machine.inside_string[state]:
-            kept = self.walker.at(state, aux, stack, at_once=True)
+        elif state not in machine.lazy:
+            is_beside = self._is_beside(state, stack)
+            kept = self._beside_at_once(state, stack) if is_beside else self.walker.at(state, aux, stack, at_once=True)
         if kept < 0:
             return None
         row, eos = self.kept.row(kept), self.vocabulary.eos
@@ -187,6 +188,23 @@ class Masks:
         machine.note_end(config, bool(row[eos >> 5] >> (eos & 31) & 1))
         self._only[config] = self.kept.only_token(kept)
         return row
+
+    def _beside_at_once(self, state: int, stack: int) -> int:
+        """The number of the mask of a state within a name; negative where something has to be made first."""
+        machine, beside = self.machine, int(self.machine.inside_string[state])
+        if not machine.has_row(state):
+            return -1
+        config = machine.config(beside, 0, stack)
+        base = self.known.get(config)
+        if base is None:
+            base = self.at_once(config)
+        return -1 if base is None else self.walker.beside(base, state, beside, stack, at_once=True)
+
+    def _is_beside(self, state: int, stack: int) -> bool:
+        """Whether the mask is made from that of the state ``inside_string``."""
+        machine = self.machine
+        has_filter = machine.arrays[walk.FRAME_FILTER][machine.stack_frames[stack]] != 0
+        return bool(machine.inside_string[state]) and not has_filter
 
     # -- one mask -------------------------------------------------------------------------------------------------
 
@@ -206,8 +224,8 @@ class Masks:
         elif state in machine.lazy:
             return self._lazy(state, aux, stack)
         else:
-            beside = int(machine.inside_string[state])
-            if beside and machine.arrays[walk.FRAME_FILTER][machine.stack_frames[stack]] == 0:
+            if self._is_beside(state, stack):
+                beside = int(machine.inside_string[state])
                 if machine.item_readers:
                     base = self._plain(beside, 0, stack)
                 else:

@@ -135,13 +135,15 @@ class TrieWalker:
             return self._abandoned(num_wanted, kept)
         return kept if kept >= 0 else self._finish(self.whole, 1, count, num_wanted, kept, state, aux, stack)
 
-    def beside(self, base: np.ndarray, state: int, beside: int, stack: int) -> int:
+    def beside(self, base: np.ndarray, state: int, beside: int, stack: int, *, at_once: bool = False) -> int:
         """The mask of a configuration, where ``base`` is that of the state ``beside`` on the same stack; see
-        ``walk.mask_beside``."""
+        ``walk.mask_beside``; ``at_once`` as for ``at``."""
         machine = self.machine
         self._mask[:] = base
         while True:
             count, num_wanted, kept, num_regions = walk.mask_beside(machine.control, self.whole, state, beside, stack)
+            if at_once and kept < 0:
+                return self._abandoned(num_wanted, kept)
             if count != walk.SHORT_OF_REGIONS:
                 break
             self._room_for_regions(4 * len(self._pending))
