@@ -34,8 +34,10 @@ class Needs:
     @property
     def most(self) -> int | None:
         """None where it is not known, or there is no such number."""
-        if self._find is not None:
-            self._most, self._find = self._find(), None
+        find = self._find
+        if find is not None:  # two threads may both find it, which is the same number
+            self._most = find()
+            self._find = None
         return self._most
 
 

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 from phloem.constrained import CompiledGrammar, Vocabulary, compile
+from phloem.constrained.grammar import Step
 from phloem.runtime.engine.grammar_states import MIN_JUMP, GrammarStates
 
 TOKENS = [*(bytes([i]) for i in range(256)), b"ab", b"tr", b"true", b"", b"</s>"]
@@ -75,13 +76,13 @@ def test_equal_steps_of_one_question_are_derived_once() -> None:
     grammar = compile("regex", "[ab]{2}c", VOCABULARY)
     first, num_asked = states.number_of(grammar.matcher()), 0
 
-    def counted(grammar: CompiledGrammar, state: int, token_id: int) -> object:
+    def counted(grammar: CompiledGrammar, state: int, token_id: int) -> Step | None:
         nonlocal num_asked
         num_asked += 1
         return grammar.step_at_once(state, token_id)
 
     grammar.matcher().prepare([97])
-    found = states.after(np.array([first] * 3), np.array([97] * 3), counted, jumps=False)  # type: ignore[arg-type]
+    found = states.after(np.array([first] * 3), np.array([97] * 3), counted, jumps=False)
     assert num_asked == 1 and len(set(found.tolist())) == 1 and found[0] >= 0
 
 
