@@ -1,7 +1,8 @@
 """How much a text that has begun may still need at most, told by the expression alone.
 
 Whatever a text of ``[A-Z][a-z]{2,9}`` began with, three bytes at most complete it; of ``(, [A-Z][a-z]{2}){0,5}``, five.
-A limit of tokens further away than that changes no mask.
+A limit of tokens further away than that changes no mask. ``Expressions.spread`` has such a bound for masks, in
+characters and for expressions without intersections; a limit needs bytes as they are written.
 """
 
 from collections.abc import Callable
