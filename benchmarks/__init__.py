@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from phloem import processor
 
 RESULTS = Path(__file__).parent / "results"
@@ -66,3 +67,13 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    """Mean, median, 90th, 99th and 99.9th percentile, and the largest; nothing of no values."""
+    if not values:
+        return {}
+    data = np.array(values)
+    quantiles = {f"p{q}": np.percentile(data, q) for q in (50, 90, 99, 99.9)}
+    found = {"mean": data.mean(), **quantiles, "max": data.max()}
+    return {name: round(float(value), 3) for name, value in found.items()}

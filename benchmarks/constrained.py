@@ -28,12 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from phloem.constrained import Vocabulary
 from phloem.runtime.tokenizer import Tokenizer, load_tokenizer
 from phloem.runtime.weights.resolve import resolve_model
 
-from . import RESULTS, header
+from . import RESULTS, header, percentiles
 from .constrained_answers import measure_answers, measure_budgets
 from .grammar_engines import Engine, Phloem, Refused, Walker, engines
 from .grammar_texts import GRAMMARS
@@ -94,15 +93,6 @@ class Tally:
 
     def note_slowest(self, name: str, slow: dict[str, tuple[float, str]]) -> None:
         self.slowest += [Slow(round(us, 1), what, name, before) for what, (us, before) in slow.items()]
-
-
-def percentiles(values: list[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    data = np.array(values)
-    quantiles = {f"p{q}": np.percentile(data, q) for q in (50, 90, 99, 99.9)}
-    found = {"mean": data.mean(), **quantiles, "max": data.max()}
-    return {name: round(float(value), 3) for name, value in found.items()}
 
 
 def _clock_cost_ns() -> int:
@@ -186,6 +176,11 @@ def measure(engine: Engine, cases: Iterable[Case], tokenizer: Tokenizer, options
 
 
 def bench_cases(path: Path, limit: int) -> Iterator[Case]:
+    """The cases of a file, one JSON a line, or the schemas of a folder, a file each and without instances."""
+    if path.is_dir():
+        for file in sorted(path.rglob("*.json"))[:limit]:
+            yield file.stem, "json_schema", file.read_text(), []
+        return
     with path.open() as lines:
         for number, line in enumerate(lines):
             if number >= limit:
@@ -222,7 +217,7 @@ def explain(vocabulary: Vocabulary, wrong: list[Wrong], options: dict[str, str])
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="schemas and instances, one JSON a line")
+    parser.add_argument("--data", type=Path, help="schemas and instances, one JSON a line; or a folder of schemas")
     parser.add_argument("--suite", type=Path, nargs="+", default=[], help="folders of the JSON-Schema-Test-Suite")
     parser.add_argument(
         "--format", default="annotate", choices=["annotate", "enforce"], help="format in --suite (default: annotate)"
@@ -258,7 +253,8 @@ def main() -> None:
     if args.walks:
         cases = ((name, text) for name, _, text, _ in bench_cases(args.data, args.limit))
         found = walk_schemas(tokenizer.vocabulary(), cases, args.walks, args.order)
-        print("  ".join(f"{name} {count:,}" for name, count in sorted(found.items())))
+        for name, value in found.items():
+            print(f"  {name}: {value}")
         return
     sets: dict[str, CaseSet] = {"own grammars": (list(own_cases()), {})}
     given = {"whitespace": "flexible", "numbers": "any"}  # texts that others wrote

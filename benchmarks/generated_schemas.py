@@ -25,16 +25,12 @@ from decimal import Decimal
 from functools import cache
 from typing import Any
 
-import numpy as np
-from phloem.constrained import CompiledGrammar, GrammarError, Matcher, Vocabulary, compile
+from phloem.constrained import GrammarError, Vocabulary, compile
 from phloem.runtime.tokenizer import load_tokenizer
 from phloem.runtime.weights.resolve import resolve_model
 
-from . import RESULTS, print_header, save
-from .random_texts import RandomTexts, property_names, read_value
-
-SLOW_MASK_MS = 10
-WANDERS = (5, 30, 120)  # random tokens of a text at most, one of these
+from . import RESULTS, percentiles, print_header, save
+from .random_texts import SLOW_MASK_MS, WANDERS, RandomTexts, TimedMatcher, property_names, read_value
 
 # -- small schemas of every keyword --------------------------------------------------------------------------------
 
@@ -384,6 +380,49 @@ def alternatives(r: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def catalogues(r: random.Random) -> dict[str, Any]:
+    """Many kinds of one thing, as schemas of configuration files and of tagged unions have them."""
+    count, most_names = r.choice([4, 12, 30, 80, 150]), r.choice([1, 1, 3, 40])
+    tag, is_told = r.choice(["type", "kind", "task"]), r.random() < 0.85
+
+    def names(i: int) -> dict[str, Any]:
+        found = [f"{_word(r)}{i}@{j}" for j in range(r.randrange(1, most_names + 1))]
+        if len(found) == 1:
+            return {"const": found[0]} if r.random() < 0.7 else {"type": "string", "enum": found}
+        return {"anyOf": [{"enum": [name]} for name in found]} if r.random() < 0.5 else {"enum": found}
+
+    base = _object(r, _small, 5)
+    base.pop("additionalProperties", None)
+    things, tests = {}, []
+    for i in range(count):
+        thing = _object(r, lambda r: r.choice([_small(r), {"anyOf": [_small(r), {"type": "null"}]}]), 6)
+        said = names(i)
+        thing["properties"][tag] = said
+        thing["required"] = [tag, *thing["required"]] if is_told or r.random() < 0.9 else thing["required"]
+        if r.random() < 0.3:
+            thing.pop("additionalProperties", None)
+            thing = {"allOf": [{"$ref": "#/$defs/base"}, thing]}
+        things[f"t{i}"] = thing
+        tests.append({"if": {"properties": {tag: said}, "required": [tag]}, "then": {"required": [r.choice(NAMES)]}})
+    shape = r.randrange(4)
+    one: dict[str, Any] = {r.choice(["oneOf", "anyOf"]): [{"$ref": f"#/$defs/t{i}"} for i in range(count)]}
+    if shape == 0:  # what is asked depends on the kind
+        every = {"properties": {tag: {"enum": [f"k{i}" for i in range(count)]}, **base["properties"]}}
+        one = {"type": "object", **every, "required": [tag], "allOf": tests[:12]}
+    lists = {"type": "array", "items": {"$ref": "#/$defs/one"}, "maxItems": 20}
+    holder = {
+        0: {"type": "object", "properties": {"steps": lists, "name": _small(r)}, "required": ["steps"]},
+        1: {"type": "object", "additionalProperties": {"$ref": "#/$defs/one"}, "maxProperties": 5},
+        2: {"oneOf": [{"type": "string", "maxLength": 9}, {"$ref": "#/$defs/one"}, lists]},
+        3: {
+            "type": "object",
+            "patternProperties": {"^[a-z]+$": {"$ref": "#/$defs/one"}},
+            "additionalProperties": False,
+        },
+    }[r.randrange(4)]
+    return {**holder, "$defs": {"one": one, "base": base, **things}}
+
+
 def bounded_numbers(r: random.Random) -> dict[str, Any]:
     low = r.choice([0, 1, -10, 0.5, -273.15, 1000, -1e6, 1e-3])
     made: dict[str, Any] = {"type": r.choice(["integer", "number"])}
@@ -435,9 +474,10 @@ KINDS: dict[str, Kind] = {
     for kind in (
         counted_words, unanchored, look_ahead, nested_repeats, character_classes, long_texts, several_patterns, formatted,
         enums, unique_items, patterned_names, limited_names, alternatives, bounded_numbers, recursive, arrays, any_keywords,
+        catalogues,
     )
 }  # fmt: skip
-ALONE = ("recursive", "any_keywords")  # these refer to their root
+ALONE = ("recursive", "any_keywords", "catalogues")  # these refer to their root
 
 
 def generated(r: random.Random, kind: str) -> dict[str, Any]:
@@ -569,29 +609,6 @@ class Judge:
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 
-class TimedMatcher(Matcher):
-    """Notes the thread's time of each mask and accept."""
-
-    __slots__ = ("accepts_us", "masks_us")
-
-    def __init__(self, grammar: CompiledGrammar) -> None:
-        super().__init__(grammar)
-        self.masks_us: list[float] = []
-        self.accepts_us: list[float] = []
-
-    def mask(self) -> np.ndarray:
-        begin = time.thread_time_ns()
-        row = super().mask()
-        self.masks_us.append((time.thread_time_ns() - begin) / 1e3)
-        return row
-
-    def accept(self, token_id: int) -> bool:
-        begin = time.thread_time_ns()
-        taken = super().accept(token_id)
-        self.accepts_us.append((time.thread_time_ns() - begin) / 1e3)
-        return taken
-
-
 @dataclass(slots=True)
 class Walked:
     """The walks of one schema. Times in microseconds; ``faults`` are (kind of fault, text)."""
@@ -636,12 +653,6 @@ def walk(vocabulary: Vocabulary, name: str, schema: dict[str, Any], *, order: st
     return found
 
 
-def _figures(values: list[float]) -> dict[str, float]:
-    data = np.array(values or [0.0])
-    at = {f"p{q}": np.percentile(data, q) for q in (50, 99, 99.9)}
-    return {name: round(float(value), 2) for name, value in {"mean": data.mean(), **at, "max": data.max()}.items()}
-
-
 def _reason(refusal: str) -> str:
     """A refusal without its place and its numbers."""
     return re.sub(r"'[^']*'|#\S*|[\d,]*\d", "..", refusal)[:140]
@@ -656,9 +667,9 @@ def summary(walked: list[Walked]) -> dict[str, Any]:
         "valid": sum(w.valid for w in walked),
         "faults": dict(Counter(_reason(what) for w in walked for what, _ in w.faults).most_common()),
         "masks": sum(len(w.masks_us) for w in walked),
-        "mask_us": _figures([us for w in walked for us in w.masks_us]),
-        "accept_us": _figures([us for w in walked for us in w.accepts_us]),
-        "compile_us": _figures([w.compile_us for w in walked]),
+        "mask_us": percentiles([us for w in walked for us in w.masks_us]),
+        "accept_us": percentiles([us for w in walked for us in w.accepts_us]),
+        "compile_us": percentiles([w.compile_us for w in walked]),
         "schemas_with_a_mask_above": {
             f"{ms} ms": sum(w.slowest() > 1e3 * ms for w in slow) for ms in (1, 2, 5, 10, 100)
         },

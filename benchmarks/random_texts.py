@@ -9,6 +9,7 @@ import heapq
 import json
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,11 +19,15 @@ from phloem.constrained import CompiledGrammar, GrammarError, Matcher, Vocabular
 from phloem.constrained.machine import Machine
 from phloem.constrained.machine.walk import ENDS
 
+from . import percentiles
+
 PLAIN = bytes([*range(0x21, 0x5C), *range(0x5D, 0x7F), 0x20, 0x09, 0x0A, 0x80, 0x90, 0xA0, 0xBF])
 ALPHABETS = (PLAIN, PLAIN + b"\\")  # tried one after the other for the next bytes of a completion
 UNHEARD_OF = b'"no such property":'
 MAX_TRIED = 20_000  # configurations that the search for the next step of a completion visits
 MAX_TOKENS = 6_000
+SLOW_MASK_MS = 10
+WANDERS = (5, 30, 120)  # random tokens of a text at most, one of these
 
 
 class RandomTexts:
@@ -159,23 +164,55 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def walk_schemas(vocabulary: Vocabulary, cases: Iterable[tuple[str, str]], walks: int, order: str) -> Counter[str]:
-    """Draw texts of every schema (name, text), and print each text that ``jsonschema`` refuses."""
+class TimedMatcher(Matcher):
+    """Notes the thread's time of each mask and accept."""
+
+    __slots__ = ("accepts_us", "masks_us")
+
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        super().__init__(grammar)
+        self.masks_us: list[float] = []
+        self.accepts_us: list[float] = []
+
+    def mask(self) -> np.ndarray:
+        begin = time.thread_time_ns()
+        row = super().mask()
+        self.masks_us.append((time.thread_time_ns() - begin) / 1e3)
+        return row
+
+    def accept(self, token_id: int) -> bool:
+        begin = time.thread_time_ns()
+        taken = super().accept(token_id)
+        self.accepts_us.append((time.thread_time_ns() - begin) / 1e3)
+        return taken
+
+
+def walk_schemas(vocabulary: Vocabulary, cases: Iterable[tuple[str, str]], walks: int, order: str) -> dict[str, Any]:
+    """Draw texts of every schema (name, text), and print each text that ``jsonschema`` refuses. The counts of what was
+    found, and the times of compiles and masks; every mask of a text counts, also those that were made before."""
     import jsonschema
 
     found: Counter[str] = Counter()
+    compiles_ms: list[float] = []
+    masks_ms: list[tuple[float, str]] = []
     for name, text in cases:
+        begin = time.thread_time_ns()
         try:
             grammar = compile("json_schema", text, vocabulary, property_order=order, format="annotate")
-        except GrammarError:
+        except GrammarError as error:
             found["schemas refused"] += 1
+            print(f"    {name}: refused: {str(error)[:200]}")
             continue
+        compiles_ms.append((time.thread_time_ns() - begin) / 1e6)
+        found["schemas"] += 1
         schema = json.loads(text)
         validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
         texts = RandomTexts(grammar, property_names(schema))
         rng = random.Random(name)
-        for _ in range(walks):
-            result, problem = texts.draw(rng)
+        for number in range(walks):
+            matcher = TimedMatcher(grammar)
+            result, problem = texts.draw(rng, matcher=matcher, most=WANDERS[number % len(WANDERS)])
+            masks_ms += [(us / 1e3, name) for us in matcher.masks_us]
             found["walks"] += 1
             if problem is None:
                 value, has_twins = read_value(result)
@@ -188,7 +225,13 @@ def walk_schemas(vocabulary: Vocabulary, cases: Iterable[tuple[str, str]], walks
             found[problem or "valid"] += 1
             if problem is not None:
                 print(f"    {name}: {problem}: {' '.join(result.split())[:300]}")
-    return found
+    return {
+        **dict(sorted(found.items())),
+        "compile_ms": percentiles(compiles_ms),
+        "mask_ms": percentiles([ms for ms, _ in masks_ms]),
+        f"schemas with a mask above {SLOW_MASK_MS} ms": sorted({name for ms, name in masks_ms if ms > SLOW_MASK_MS}),
+        "longest masks": [f"{name} {ms:.1f} ms" for ms, name in sorted(masks_ms, reverse=True)[:5]],
+    }
 
 
 def read_value(text: str, parse_float: Callable[[str], Any] = float) -> tuple[Any, bool]:

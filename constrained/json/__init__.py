@@ -15,7 +15,6 @@ from .scalars import Scalars
 __all__ = ["Document", "JsonSchemas"]
 
 REST_WORK = 20_000  # fuel
-PREPARED_VALUES = 5  # values whose first rows are made while compiling; the rows of others are made when first met
 
 
 class JsonSchemas:
@@ -53,7 +52,7 @@ class JsonSchemas:
                 return Rests(schemas.values, costs_of).most(root)
 
         with self._machine.lock:
-            schemas.values.prepare(root, most=PREPARED_VALUES)
+            schemas.values.prepare_root(root)
             return self._machine.start(*schemas.values.accept_root(root)), unenforced, Needs(most)
 
     def value(self, text: str, options: dict[str, str]) -> tuple[int, list[str]]:

@@ -1,24 +1,33 @@
 """JSON Schema 2020-12, with the spellings of draft 4 to 2019-09: a document's text to the formula of its root."""
 
 import hashlib
+import re
+from contextlib import suppress
 from decimal import Decimal
 
 from ..machine import Machine
 from ..spec import GrammarError, GrammarTooComplex
-from .documents import Document, Place, escape, read_json
+from .documents import Document, Json, Place, escape, read_json
 from .formats import FORMATS
 from .formulas import FALSE, TRUE, Formulas
 from .inner_values import Kind
-from .keywords import BOUNDS, CHECKED, KINDS_OF_TYPE, check_keyword, number_bounds
+from .keywords import BOUNDS, CHECKED, KINDS_OF_TYPE, check_keyword, is_plain_type, number_bounds
 from .scalars import Scalars
 from .schema_nodes import SchemaNodes
 from .schema_reader import SchemaReader
 from .values import Values
 
 OF_NO_VALUE = ("has", "names", "minp", "maxp")  # leaves that ask nothing of the values of properties
+BRANCHING = frozenset(("allOf", "anyOf", "oneOf", "not", "if"))
 # Keywords that make strings hard to follow.
-COMBINED = ("pattern", "allOf", "anyOf", "oneOf", "not", "if")
-HARD = frozenset((*COMBINED, "format", "patternProperties"))
+COMBINED = BRANCHING | {"pattern"}
+HARD = COMBINED | {"format", "patternProperties"}
+MANY_BRANCHES = 8
+PREPARED_VALUES = 5  # of those with branches, whose first rows are made when a document is compiled
+BRANCH_WORK = 20_000  # fuel, for the rows of the others
+BRANCH = re.compile(r".*/((allOf|anyOf|oneOf)/\d+|not|if|then|else)")  # places whose schemas say only part of a value
+# Places of values below the root that are not in definitions.
+REACHED = re.compile(r"#(/properties/[^/]+|/items|/items/\d+|/prefixItems/\d+|/additionalProperties)+")
 UNENFORCED = (
     "uniqueItems where an array may have to repeat an item (under not, if, contains or an overlapping branch of "
     "oneOf), beside contains, prefixItems or several schemas of the items"
@@ -60,8 +69,9 @@ class Schemas:
         document = Document(read_json(text))
         lock = self.values.machine.lock  # held for one schema at a time, so that matchers make masks in between
         for place in document.places:
-            with lock:
-                self._check(document, place)
+            if not is_plain_type(place.schema):
+                with lock:
+                    self._check(document, place)
         key = hashlib.sha256(text.encode()).hexdigest()
         unsupported: list[tuple[str, str]] = []  # what, where
         dialects = {place.dialect: place for place in [*document.resources.values(), document.root_place]}
@@ -74,15 +84,50 @@ class Schemas:
                 unenforced = _unenforced_unique_items(self.values, root)
                 unsupported += [(UNENFORCED, where) for where in unenforced]
                 if unenforced and check_after:
-                    document = Document(document.root, keeps_unique_items=False)
-                    root = self._nodes.node(document, f"{key} without uniqueItems", document.root_place)
+                    document, key = Document(document.root, keeps_unique_items=False), f"{key} without uniqueItems"
+                    root = self._nodes.node(document, key, document.root_place)
             if unsupported and not check_after:
                 what, where = unsupported[0]
                 way_out = 'on_unsupported="check_after" lets it pass unchecked'
                 raise GrammarError(f"unsupported: {what}; {way_out}", where=where)
             if not self.values.satisfiable(root):
                 raise GrammarError("no value satisfies the schema", where="#")
+        self._prepare_branches(document, key, max(BRANCH_WORK, len(text)))
         return root, [f"{what} at {where}" for what, where in unsupported], self._hard_texts(document, key)
+
+    def _prepare_branches(self, document: Document, key: str, most_work: int) -> None:
+        """Make the first rows of values with many branches, and find which others have values at all: that takes
+        milliseconds for some, and no mask then waits for it.
+
+        Rows are made of the first values with any branches that a text surely may have; GrammarTooComplex is raised for
+        these. What is wrong with the others is told by the mask that needs them: perhaps none does. They together take
+        ``most_work`` fuel.
+        """
+        values, most = self.values, PREPARED_VALUES
+        fuel = values.machine.fuel
+        seen: set[int] = set()
+        for place in document.places:
+            if BRANCHING.isdisjoint(place.schema) and "$ref" not in place.schema:
+                continue
+            if BRANCH.fullmatch(place.pointer):
+                continue
+            with values.machine.lock:
+                formula = self._nodes.node(document, key, place)
+                schema = self._nodes.schema_of(formula)
+                if formula in seen or BRANCHING.isdisjoint(schema):
+                    continue
+                seen.add(formula)
+                if most > 0 and REACHED.fullmatch(place.pointer):
+                    most -= 1
+                    values.prepare(formula)
+                elif most_work > 0:
+                    before = fuel.spent
+                    with suppress(GrammarError, RecursionError), fuel.at_most(most_work):
+                        if _num_branches(schema) < MANY_BRANCHES:
+                            values.satisfiable(formula)
+                        else:
+                            values.prepare(formula)
+                    most_work -= fuel.spent - before
 
     def _hard_texts(self, document: Document, key: str) -> list[int]:
         """See ``compile``."""
@@ -153,6 +198,10 @@ class Schemas:
             raise error.at(place.pointer) from None
         finally:
             self._reading.discard(key)
+
+
+def _num_branches(schema: Json) -> int:
+    return sum(len(schema[key]) for key in ("allOf", "anyOf", "oneOf") if key in schema)
 
 
 def _unenforced_unique_items(values: Values, root: int) -> list[str]:

@@ -14,6 +14,7 @@ TEXTS = frozenset(("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef", 
 CHECKED = TEXTS | COUNTS | BOUNDS | {
     "type", "enum", "required", "multipleOf", "uniqueItems", "dependentRequired", "dependencies", "patternProperties",
 }  # fmt: skip
+CHECKED_BESIDE_TYPE = CHECKED - {"type"}
 ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "example", "$comment", "deprecated", "readOnly", "writeOnly",
     "$schema",
@@ -79,6 +80,12 @@ def check_keyword(key: str, value: Json, where: str) -> None:
             _expect(is_number(value) or is_flag, key, "a number", value, where)
 
 
+def is_plain_type(schema: Json) -> bool:
+    """Whether the schema has no keyword to check but one type that there is: most have."""
+    kind = schema.get("type")
+    return type(kind) is str and kind in KINDS_OF_TYPE and CHECKED_BESIDE_TYPE.isdisjoint(schema)
+
+
 def _expect(is_right: bool, key: str, what: str, value: Json, where: str) -> None:
     if not is_right:
         shown = json.dumps(value, default=str)
@@ -107,8 +114,9 @@ def _has_required(schema: Json) -> bool:
     return all(is_surely_satisfiable(properties.get(name, others)) for name in schema["required"])
 
 
-def kinds_of(schema: Json) -> tuple[Kind, ...]:
-    """The kinds of values that the schema's ``type``, ``const`` and ``enum`` let pass."""
+def kinds_of(schema: Json, *, depth: int = 2) -> tuple[Kind, ...]:
+    """The kinds of values that the schema's ``type``, ``const`` and ``enum`` let pass, and those of the branches of
+    ``anyOf`` and ``oneOf``, down to ``depth``."""
     types = schema.get("type")
     found = KINDS if types is None else KINDS_OF_TYPE[types] if isinstance(types, str) else _kinds_of_types(types)
     if "const" in schema:
@@ -116,6 +124,20 @@ def kinds_of(schema: Json) -> tuple[Kind, ...]:
     if "enum" in schema:
         listed = set(map(kind_of, schema["enum"]))
         found = tuple([kind for kind in found if kind in listed])
+    for key in ("anyOf", "oneOf") if depth else ():
+        if key in schema and len(found) > 1:
+            let_pass = _kinds_of_branches(schema[key], depth - 1)
+            found = tuple([kind for kind in found if kind in let_pass])
+    return found
+
+
+def _kinds_of_branches(branches: list[Json], depth: int) -> set[Kind]:
+    found: set[Kind] = set()
+    for branch in branches:
+        if len(found) == len(KINDS) or branch is True or (branch and "$ref" in branch):
+            return set(KINDS)
+        if branch is not False:
+            found.update(kinds_of(branch, depth=depth))
     return found
 
 

@@ -118,13 +118,13 @@ class Layouts:
                 row[SPACE] = to(spaced)
             case (spaced, broken):
                 row[SPACE], row[LINE_FEED] = to(spaced), to(broken)
-            case (spaced, *units):
+            case (spaced, two, four, tab):
                 row[SPACE] = to(spaced)
-                row[LINE_FEED] = self._choose_unit(key, *map(to, units))
+                row[LINE_FEED] = self._choose_unit(key, two, four, tab, to)
 
-    def _choose_unit(self, key: object, two: int, four: int, tab: int) -> int:
+    def _choose_unit(self, key: object, two: Layout, four: Layout, tab: Layout, to: Callable[[Layout], int]) -> int:
         """The state behind the first line feed of a text: the indentation that follows is the unit of the text, and
-        leads to one of three states."""
+        leads to one of three layouts. What comes behind it is made with its row."""
         machine = self._machine
 
         def add(name: str, codes: dict[int, int], like: int | None = None) -> int:
@@ -137,10 +137,12 @@ class Layouts:
             ends = -1 if like is None else machine.result_of(like)
             return machine.state(("unit", name, self.root, key), lambda: machine.add_state(fill, ends=ends))
 
-        three_spaces = add("three spaces", {SPACE: four})
-        two_spaces = add("two spaces", {SPACE: three_spaces}, like=two)
-        one_space = add("one space", {SPACE: two_spaces})
-        return add("line feed", {SPACE: one_space, TAB: tab})
+        def fill(row: np.ndarray) -> None:
+            three_spaces = add("three spaces", {SPACE: to(four)})
+            two_spaces = add("two spaces", {SPACE: three_spaces}, like=to(two))
+            row[SPACE], row[TAB] = add("one space", {SPACE: two_spaces}), to(tab)
+
+        return machine.state(("unit", self.root, key), lambda: machine.add_state(fill))
 
     def close(self, row: np.ndarray, layout: Layout, bracket: int, end: int) -> None:
         """Let a closing bracket lead to the state ``end``."""

@@ -140,13 +140,14 @@ class Scalars:
             if len(exprs) == 1:
                 ends = np.full(len(words), machine.end_state(0), np.int32)
             else:
-                ends = np.array([self._end_of(word, exprs, spelling, tags) for word in words], np.int32)
+                ends = np.array(
+                    [machine.end_state(result) for result in self._results_of(words, exprs, spelling)], np.int32
+                )
             lengths = np.array([len(word) for word in words], np.int64)
             nodes = name_nodes(whole, lengths, np.arange(len(words), dtype=np.int32))
             start = machine.add_sparse_states(len(nodes), lambda first: trie_moves(nodes, first, ends), DEAD_STATE)
             row[:] = machine.row(start)
 
-        tags = self._tags(exprs[1]) if spelling.tagged >= 0 else {}
         return machine.state(("words", exprs, spelling), lambda: machine.add_state(fill))
 
     def _whole(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
@@ -280,13 +281,23 @@ class Scalars:
             found[tagged[:cut]] = int(tagged[cut + 1 : -1])
         return found
 
-    def _end_of(self, word: bytes, exprs: tuple[int, ...], spelling: Spelling, tags: dict[bytes, int]) -> int:
-        """The state in which a string has ended that is one of the words."""
-        tagged = spelling.tagged
-        if word in tags:
-            return self.machine.end_state(self.machine.result(tags[word] + 1))
-        bits = sum(self.ex.matches(e, word) << i for i, e in enumerate(exprs[1:] if tagged < 0 else exprs[2:]))
-        return self.machine.end_state(self.machine.result(tagged + bits if tagged >= 0 and bits else bits))
+    def _results_of(self, words: tuple[bytes, ...], exprs: tuple[int, ...], spelling: Spelling) -> list[int]:
+        """The result of a string for each of the words that it may be. It takes as long as the observers that are lists
+        of words are together, and a question of each word for each other observer."""
+        ex, tagged = self.ex, spelling.tagged
+        bits = dict.fromkeys(words, 0)
+        for i, observer in enumerate(exprs[1:] if tagged < 0 else exprs[2:]):
+            listed = ex.words_of(observer)
+            met = bits.keys() & listed if listed is not None else [w for w in words if ex.matches(observer, w)]
+            for word in met:
+                bits[word] |= 1 << i
+        if tagged < 0:
+            return [self.machine.result(found) for found in bits.values()]
+        tags = self._tags(exprs[1])
+        return [
+            self.machine.result(tags[word] + 1 if word in tags else found and tagged + found)
+            for word, found in bits.items()
+        ]
 
     def _string(self, exprs: tuple[int, ...], spelling: Spelling) -> int:
         """The state inside a string."""

@@ -25,6 +25,7 @@ class SchemaNodes:
         self.enforce_formats = enforce_formats
         self.nodes: list[tuple[Document, str, Place]] = []  # with the key of the document
         self.kinds: list[tuple[Kind, ...]] = []  # of the values that each schema lets pass: see ``kinds_of``
+        self.branches: dict[tuple[int, str], list[int]] = {}  # formulas, by schema and keyword; of those read so far
         self._leaves: dict[object, int] = {}  # formulas
         self._patterns: dict[str, int] = {}
         self._formats: dict[str, int] = {}
@@ -69,6 +70,12 @@ class SchemaNodes:
     def pointer(self, node: int) -> str:
         """Where the schema stands in its document."""
         return self.nodes[node][2].pointer
+
+    def schema_of(self, formula: int) -> dict[str, Json]:
+        """The schema that is the formula; an empty one if it is not one schema."""
+        node = self.formulas.nodes[formula]
+        found: dict[str, Json] = self.nodes[node[1][1]][2].schema if node[0] == "leaf" else {}
+        return found
 
     def is_surely_satisfiable(self, node: int) -> bool:
         """Whether the schema's keywords alone show that some value satisfies it."""

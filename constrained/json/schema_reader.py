@@ -9,11 +9,12 @@ from ..spec import GrammarTooComplex
 from .documents import Json, escape
 from .formats import FORMATS
 from .formulas import FALSE, TRUE
-from .inner_values import Kind
+from .inner_values import KINDS, Kind, Scalar
 from .keywords import is_number, number_bounds
 from .values import Values
 
 MAX_CASES = 256
+_SCALAR_KINDS = frozenset(KINDS) - {"array", "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class SchemaReader:
         self.values = values
         self.schemas = values.schemas
         self.formulas = values.formulas
+        self.number = schema
         self.document, self.key, self.place = self.schemas.nodes[schema]
         self.schema = self.place.schema
         self.kind = kind
@@ -91,8 +93,8 @@ class SchemaReader:
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
             if key in schema:
                 parts.append(self.inside(self.target(key)))
-        for i, branch in enumerate(schema.get("allOf", ())):
-            parts.append(self.inside(self.sub(branch, "allOf", i)))
+        if "allOf" in schema:
+            parts += [self.inside(b) for b in self.branches("allOf")]
         if "anyOf" in schema:
             parts.append(self.formulas.disjunction([self.inside(b) for b in self.branches("anyOf")]))
         if "oneOf" in schema:
@@ -125,7 +127,12 @@ class SchemaReader:
         return self.schemas.node(self.document, self.key, place)
 
     def branches(self, key: str) -> list[int]:
-        return [self.sub(branch, key, i) for i, branch in enumerate(self.schema[key])]
+        """The formulas of the subschemas in the list under a keyword; they are the same for every kind of value."""
+        known = self.schemas.branches
+        found = known.get((self.number, key))
+        if found is None:
+            found = known[self.number, key] = [self.sub(branch, key, i) for i, branch in enumerate(self.schema[key])]
+        return found
 
     def _one_of(self) -> int:
         """Exactly one branch; negations are left out where no value satisfies two branches."""
@@ -139,14 +146,14 @@ class SchemaReader:
         """Whether all formulas require one property, with different constants: then no value satisfies two of them."""
         if self.kind != "object":
             return False
-        tags: list[dict[str, frozenset[str]]] = []
+        tags: list[dict[str, frozenset[Scalar]]] = []
         for part in parts:
             leaves = self.formulas.positive_clause(part)
             if leaves is None:
                 return False
             data = [self.formulas.nodes[p][1] for p in leaves]
             needed = {leaf[1] for leaf in data if leaf[0] == "has"}
-            found: dict[str, frozenset[str]] = {}
+            found: dict[str, frozenset[Scalar]] = {}
             for leaf in data:
                 if leaf[0] == "props":
                     rule = self.values.objects.properties.rules[leaf[1]]
@@ -161,16 +168,13 @@ class SchemaReader:
                 return True
         return False
 
-    def _constants(self, formula: int) -> frozenset[str] | None:
-        """The strings that a schema lists; None if it lists other values too, or none."""
-        node = self.formulas.nodes[formula]
-        if node[0] != "leaf":
+    def _constants(self, formula: int) -> frozenset[Scalar] | None:
+        """The values that the formula lists; None if it lets others pass, or arrays or objects, which may hold what is
+        being read."""
+        if not _SCALAR_KINDS.issuperset(self.values.kinds_of(formula)):
             return None
-        schema = self.schemas.nodes[node[1][1]][2].schema
-        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if values is None or not all(isinstance(v, str) for v in values):
-            return None
-        return frozenset(values)
+        listed = self.values.listed(formula)
+        return None if listed is None else frozenset(listed)
 
     def _equals_any(self, options: list[Json]) -> int:
         kind, formulas = self.kind, self.formulas

@@ -4,7 +4,7 @@ A value has to satisfy a *must* formula. *Observers* are further formulas: the v
 it satisfies. Every text that a state allows can be completed, because a state is made only if some value is left.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence, Set
 from decimal import Decimal
 from itertools import islice
 
@@ -24,7 +24,8 @@ from .scalars import Scalars
 from .schema_nodes import SchemaNodes
 
 MAX_CASES = 256  # of the answers to observed schemas
-PREPARE_WORK = 500_000  # fuel for the first states of a value when its schema is compiled
+PREPARE_WORK = 500_000  # fuel for one value whose states are made when its schema is compiled
+FIRST_NAMES = 5  # of an object whose properties are looked at then
 HARD_PARTS = 24  # of an expression; see ``Expressions.num_parts``
 FEW_CASES = 16  # with more, schemas that exclude each other are looked for
 COMPOUND_KINDS: tuple[Kind, ...] = ("array", "object")
@@ -353,29 +354,29 @@ class Values:
 
         return self.machine.state(key, lambda: self.machine.add_state(fill, space=space))
 
-    def prepare(self, must: int, *, most: int) -> None:
-        """Make the rows of the value and of the first values inside it, ``most`` values in all, outermost first."""
+    def prepare_root(self, must: int) -> None:
+        """Make what the first masks of a text need, for none to wait for it or to find it too complex: the root's first
+        row, that after its opening brace, and what its first properties are asked."""
+        self._prepare(must, lambda: self.accept_root(must)[0])
+
+    def prepare(self, must: int) -> None:
+        """As ``prepare_root``, for a value behind a colon."""
+        plain = self.layouts.plain
+        self._prepare(must, lambda: self.value(must, layout=plain, space=plain.after_colon))
+
+    def _prepare(self, must: int, state: Callable[[], int]) -> None:
         machine = self.machine
-        queue, seen = [must], {must}
-        layout = self.layouts.root
-        for formula in queue:
-            if most <= 0:
-                return
-            most -= 1
-            try:
-                with machine.fuel.at_most(PREPARE_WORK):
-                    if formula == must:
-                        state = self.accept_root(must)[0]
-                    else:
-                        state = self.value(formula, layout=layout, space=layout.first)
-                    row = machine.row(state)
-                    inner = list(islice(self._prepare_inside(formula, row), most))
-            except GrammarTooComplex as error:
-                raise error.at(self._pointer(formula)) from None
-            for following in inner:
-                if following > TRUE and following not in seen:
-                    seen.add(following)
-                    queue.append(following)
+        try:
+            with machine.fuel.at_most(PREPARE_WORK):
+                if not self.satisfiable(must):
+                    return
+                row = machine.row(state())
+                if row[ord("{")] > 0:
+                    machine.row(int(row[ord("{")]))
+                    demands = self.objects.completions.demands_at_start(self.expand(must, "object"))
+                    list(islice(demands, FIRST_NAMES))
+        except GrammarTooComplex as error:
+            raise error.at(self._pointer(must)) from None
 
     def hard_string(self, must: int) -> int:
         """The row code of the opening quote of a string that satisfies the formula, if many states may follow it; 0 if
@@ -400,14 +401,6 @@ class Values:
                 return int(self.machine.row(state)[ord('"')]) if state else 0
         except GrammarTooComplex as error:
             raise error.at(self._pointer(must)) from None
-
-    def _prepare_inside(self, formula: int, row: np.ndarray) -> Iterator[int]:
-        """Make the row after an object's bracket. The conditions on the first values inside the value."""
-        if row[ord("{")] > 0:
-            self.machine.row(int(row[ord("{")]))
-            yield from self.objects.completions.demands_at_start(self.expand(formula, "object"))
-        if row[ord("[")] > 0:
-            yield self.arrays.first_demand(self.expand(formula, "array"))
 
     def _fill_value(self, row: np.ndarray, must: int, observers: tuple[int, ...], layout: Layout) -> None:
         for kind in self.kinds_of(must):

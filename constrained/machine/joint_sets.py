@@ -54,6 +54,7 @@ from .part_sets import (
     row_slot,
     rule_of,
 )  # fmt: skip
+from .untouched import untouched
 
 MAX_JOINTS = 4096
 MAX_FORMULAS = 512
@@ -90,7 +91,7 @@ class JointSets:
         self._unsuitable: set[tuple[int, ...]] = set()  # formulas of which too many joints were asked
         self._counts = np.zeros(6, np.int64)
         self._joints = np.zeros((MAX_JOINTS, 1 + MOST_LANGUAGES), np.int32)  # the formula, and the sets
-        self._steps = np.zeros((MAX_JOINTS, 256), np.int32)
+        self._steps = untouched((MAX_JOINTS, 256), np.int32)
         self._about = np.zeros((MAX_JOINTS, 4), np.int32)
         self._table = np.zeros(4 * MAX_JOINTS, np.int32)
         self._formulas = np.zeros((MAX_FORMULAS, 2 + MOST_OPERATIONS), np.int32)  # languages, operations, and these
@@ -128,7 +129,7 @@ class JointSets:
         if len(self._path) < trie.max_depth + 2:
             self._path = np.zeros((trie.max_depth + 2, 2), np.int64)
         if len(self._out) < trie.num_nodes:
-            self._exits, self._out = (np.empty((trie.num_nodes, columns), np.int64) for columns in (5, 3))
+            self._exits, self._out = (untouched((trie.num_nodes, columns), np.int64) for columns in (5, 3))
         try:
             return self._walk(trie, text, mask)
         except BaseException:

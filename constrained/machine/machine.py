@@ -49,7 +49,7 @@ MAX_CONFIGS = 1 << 20
 STACK_ROOM = 1 << 16  # for stacks that a compiled walk pushes
 MAX_EDGES = 16_384  # that are remembered of each ``1 << SHARD_BITS`` configurations
 SHARD_BITS = 12
-ROWS_TOUCHED = 16  # whose pages are made at once where a mask needs one
+ROWS_TOUCHED = 64  # whose pages are made at once where a mask needs one
 PLACE = struct.Struct("4q")
 
 

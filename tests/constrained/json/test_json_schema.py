@@ -244,3 +244,54 @@ def test_keywords_beside_a_reference_that_stands_alone_may_be_anything(vocabular
     }
     grammar = compile("json_schema", json.dumps(schema), vocabulary)
     assert takes(grammar, '{"a": null}') and not takes(grammar, '{"a": "b"}')
+
+
+def _steps(tags: list[Any], branches: str) -> dict[str, Any]:
+    """A list of steps, whose kind is told by a required property."""
+    step = [
+        {**O, "properties": {"task": tag, f"in{i}": {"type": "integer"}}, "required": ["task", f"in{i}"]}
+        for i, tag in enumerate(tags)
+    ]
+    return {
+        **O, "properties": {"steps": {"$ref": "#/definitions/steps"}}, "required": ["steps"],
+        "definitions": {
+            "steps": {"type": "array", "items": {"$ref": "#/definitions/step"}},
+            "step": {branches: [{"$ref": f"#/definitions/s{i}"} for i in range(len(step))]},
+            **{f"s{i}": one for i, one in enumerate(step)},
+        },
+    }  # fmt: skip
+
+
+TAGS: dict[str, list[Any]] = {
+    "lists": [{"enum": [f"t{i}", f"u{i}"]} for i in range(80)],
+    "lists of lists": [{"anyOf": [{"enum": [f"t{i}", f"u{i}"]}, {"const": f"v{i}"}]} for i in range(80)],
+    "mixed": [{"enum": [i, f"t{i}", *([True] if i == 7 else [None] if i == 8 else [])]} for i in range(2, 82)],
+}
+
+
+@pytest.mark.parametrize("branches", ["oneOf", "anyOf"])
+@pytest.mark.parametrize("tags", TAGS)
+def test_many_objects_are_told_apart_by_what_one_property_lists(
+    vocabulary: Vocabulary, tags: str, branches: str
+) -> None:
+    schema = _steps(TAGS[tags], branches)
+    validator = jsonschema.Draft7Validator(schema)
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any")
+    for step in (
+        {"task": "t3", "in3": 1}, {"task": "t3", "in1": 1}, {"task": "t3", "in4": 1}, {"in3": 1, "task": "u3"}, {"in79": 1, "task": "t79"}, {"task": "v4", "in4": 1},
+        {"task": "t80", "in80": 1}, {"task": 5, "in3": 1}, {"task": True, "in5": 1}, {"task": None, "in5": 1}, {"task": None, "in6": 1}, {"in3": 1}, {"task": "x"},
+    ):  # fmt: skip
+        text = as_json({"steps": [step, step]})
+        assert takes(grammar, text) == validator.is_valid({"steps": [step, step]}), step
+
+
+def test_what_tells_branches_apart_is_found_while_the_schema_is_compiled(vocabulary: Vocabulary) -> None:
+    grammar = compile(
+        "json_schema", json.dumps(_steps(TAGS["lists of lists"], "oneOf")), vocabulary, property_order="any"
+    )
+    fuel, matcher = grammar.machine.fuel, grammar.matcher()
+    before = fuel.spent
+    for byte in b'{"steps": [{"task": "':
+        matcher.mask()
+        assert matcher.accept(byte)
+    assert fuel.spent - before < 2_000 < before  # a mask may take 100,000

@@ -54,3 +54,14 @@ def test_listed_values_narrow_the_kinds() -> None:
     assert kinds_of({"enum": [Decimal("1.5"), True, "a"]}) == ("true", "string", "number")
     assert kinds_of({"type": "string", "enum": [1, [], {}]}) == ()
     assert kinds_of({"const": [], "enum": [[]]}) == ("array",)
+
+
+def test_branches_narrow_the_kinds() -> None:
+    texts = {"anyOf": [{"type": "string"}, {"enum": ["a", None]}, False]}
+    assert kinds_of(texts) == ("null", "string") and kinds_of({"type": "string", **texts}) == ("string",)
+    assert kinds_of({"oneOf": [texts, {"type": "integer"}]}) == ("null", "string", "number")
+    assert kinds_of({"oneOf": [{"const": 1}, {}]}) == kinds_of({"anyOf": [True]}) == KINDS
+    assert (
+        kinds_of({"anyOf": [{"type": "string", "$ref": "#/a"}]}) == KINDS
+    )  # in older drafts the reference alone counts
+    assert kinds_of({"anyOf": [{"anyOf": [{"anyOf": [{"type": "null"}]}]}]}) == KINDS  # too deep to be looked at

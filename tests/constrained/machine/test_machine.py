@@ -78,13 +78,13 @@ def test_equal_keys_are_one_state_and_one_frame(vocabulary: Vocabulary) -> None:
 
 
 def test_more_states_than_the_limit_are_refused_with_their_number(vocabulary: Vocabulary) -> None:
-    machine = Machine(vocabulary, max_states=10)
+    machine = Machine(vocabulary, max_states=20)
     assert not machine.is_full
     while machine.num_states < machine.hard_limit:
         machine.add_state(None)
     assert machine.is_full
     for add in (lambda: machine.add_state(None), lambda: machine.add_states(2, lambda row, state: None)):
-        with pytest.raises(GrammarTooComplex, match="more than 40 automaton states"):
+        with pytest.raises(GrammarTooComplex, match="more than 80 automaton states"):
             add()
 
 
@@ -104,7 +104,7 @@ def test_states_made_at_once_leave_those_ready_to_be_used_later(vocabulary: Voca
 
 
 def test_sparse_rows_are_made_where_a_text_gets_and_do_not_count_as_states_of_their_own(vocabulary: Vocabulary) -> None:
-    machine = Machine(vocabulary, max_states=10)
+    machine = Machine(vocabulary, max_states=20)
     last = machine.add_state(None, accepting=True)
     base = machine.text(machine.expressions.literal(b"z"))
     begins = np.array([0, 2, 3, 3], np.int32)

@@ -173,3 +173,10 @@ def test_alternatives_with_a_common_beginning_have_the_shapes_of_those_without(v
     alone = {*part_sets.chains(one)[0][0]} | {*part_sets.chains(other)[0][0]}
     assert {element for elements, _ in part_sets.chains(both) for element in elements} == alone
     assert part_sets.rest(part_sets.set_of(both)) == both
+
+
+def test_no_table_asks_for_huge_pages(vocabulary: Vocabulary) -> None:
+    sets = PartSets(Expressions(vocabulary.has_byte))
+    for table in sets.tables:
+        if table.nbytes >= 1 << 22:  # from here on NumPy asks for them: a mask would wait for one to be made
+            assert table.base is not None
