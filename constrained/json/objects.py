@@ -1,5 +1,8 @@
 """The states of JSON objects: brackets, names, colons and commas; the values inside are ``InnerValues``."""
 
+from functools import reduce
+from operator import and_
+
 import numpy as np
 
 from .completions import Completions, ObjectContext
@@ -83,20 +86,51 @@ class Objects:
     def _begin_patterned(self, context: ObjectContext, layout: Layout, names: int, others: tuple[int, ...]) -> int:
         ex, partition = self.ex, context.partition
         machine, values = self.values.machine, self.values
-        words = [n.encode() for n in partition.names]
-        if set(others) == set(self.properties.other_classes(partition)):
-            must = ex.text  # ``_colon`` refuses the listed names that are not allowed; each of them begins other names
-        else:
-            must = ex.union(
-                ex.one_of([w for i, w in enumerate(words) if names >> i & 1]),
-                *[self.completions.other_names(partition, cls) for cls in others],
-            )
-        must = ex.alive(must)
+        must = ex.alive(self._allowed_names(partition, names, others))
         frame = machine.add_frame(
             lambda result: self._colon(context, layout, machine.bits(result), names, others),
             closing=lambda: self._closing_name(context, names),
         )
-        return machine.push(frame, values.scalars.key(must, one_of_tagged(ex, words), partition.patterns))
+        tagged = one_of_tagged(ex, [n.encode() for n in partition.names])
+        return machine.push(frame, values.scalars.key(must, tagged, partition.patterns))
+
+    def _allowed_names(self, partition: NamePartition, names: int, others: tuple[int, ...]) -> int:
+        """The language of the names that may come, and of listed ones that ``_colon`` refuses if each of them begins
+        other names that may come."""
+        ex, patterns = self.ex, partition.patterns
+        classes = self.properties.other_classes(partition)
+        if set(others) == set(classes):
+            return ex.text
+        words = [n.encode() for n in partition.names]
+        listed = [w for i, w in enumerate(words) if names >> i & 1]
+        if not others:
+            return ex.one_of(listed)
+        # Of the names that are not listed, those may come that match all patterns of ``common``, perhaps one more, and
+        # not all of any of ``clashes``: these ask for values that there are not.
+        matched, possible = ({cls - len(words) if cls else 0 for cls in some} for some in (others, classes))
+        common = reduce(and_, matched)
+        allowed = {bits for bits in possible if bits & common == common}
+        clashes: list[int] = []
+        for bits in sorted(allowed - matched - {common}, key=int.bit_count):
+            if not any(bits & clash == clash for clash in clashes):
+                clashes.append(bits)
+        told = {bits for bits in allowed if not any(bits & clash == clash for clash in clashes)}
+
+        def of(bits: int) -> list[int]:
+            return [p for i, p in enumerate(patterns) if bits >> i & 1]
+
+        more = [of(clash & ~common) for clash in clashes]
+        if matched not in (told, told - {common}) or any(
+            all(ex.matches(p, w) for p in some) for some in more for w in listed
+        ):
+            free = [self.completions.other_names(partition, cls) for cls in others]
+            return ex.union(ex.one_of(listed), *free)
+        asked = [ex.union(ex.one_of(listed), p) for p in of(common)]
+        asked += [ex.text_without(ex.intersect(*some)) for some in more]
+        if common not in matched:
+            asked.append(ex.union(ex.one_of(listed), *of(~common)))
+        refused = [w for i, w in enumerate(words) if not names >> i & 1]
+        return ex.intersect(ex.text_without(ex.one_of(refused)), *asked)
 
     def _closing_name(self, context: ObjectContext, names: int) -> bytes:
         """The property to write next where the object is to end soon: the first required one, else the first one.

@@ -45,7 +45,7 @@ class TextParts:
         self.exprs: list[int] = []  # of each part; -1: a node of the tagged words
         self.spans: list[tuple[int, int]] = []  # of the parts of each language
         self.whole: list[int] = []  # of each language the part that is every text; -1 if there is none
-        self._needed: list[int] = []
+        self._languages: dict[int, int] = {}  # by expression
         self._moves: list[list[tuple[int, int]]] = []  # (bytes, part)
         self._tag_of: list[int] = []
 
@@ -56,6 +56,9 @@ class TextParts:
             return ("and", tuple(self.add(part) for part in node[1:]))
         if node[0] == "not":
             return ("not", self.add(node[1]))
+        known = self._languages.get(expr)
+        if known is not None:
+            return known
         first = len(self.exprs)
         numbers = {expr: first}
         self.exprs.append(expr)
@@ -80,7 +83,8 @@ class TextParts:
         self._tag_of += [-1] * (len(self.exprs) - first)
         self.spans.append((first, len(self.exprs)))
         self.whole.append(numbers.get(self.ex.text, -1))
-        return len(self.spans) - 1
+        found = self._languages[expr] = len(self.spans) - 1
+        return found
 
     def add_tagged(self, tags: dict[bytes, int]) -> int:
         """The number of the language of some words, each with a tag."""

@@ -295,3 +295,56 @@ def test_what_tells_branches_apart_is_found_while_the_schema_is_compiled(vocabul
         matcher.mask()
         assert matcher.accept(byte)
     assert fuel.spent - before < 2_000 < before  # a mask may take 100,000
+
+
+NAME_PATTERNS = ["^x-", "_at$", "^[a-z]+$", "^[A-Z_]{2,5}$", "^[0-9]+$", "Url$", "^is[A-Z]", "o", "^a?b?$", "^foo$"]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_names_by_patterns_whose_values_clash_are_those_that_have_a_value(vocabulary: Vocabulary, seed: int) -> None:
+    r = random.Random(seed)
+    types = ["string", "integer", "boolean", "null"]
+    schema: dict[str, Any] = {
+        **O, "patternProperties": {p: {"type": r.sample(types, r.choice([1, 1, 2]))} for p in r.sample(NAME_PATTERNS, r.randrange(2, 8))},
+        "additionalProperties": r.choice([False, False, {"type": "null"}]),
+    }  # fmt: skip
+    if r.random() < 0.6:
+        schema["properties"] = {n: {"type": r.choice(types)} for n in r.sample(["foo", "x-o", "isA", "b", "zz9"], 2)}
+    if r.random() < 0.4:
+        schema["propertyNames"] = r.choice([{"maxLength": 3}, {"pattern": "[a-z]"}, {"not": {"pattern": "o"}}])
+    if r.random() < 0.3:
+        schema["required"] = ["foo"]
+    validator = jsonschema.Draft202012Validator(schema)
+    if seed in (11, 20):
+        with pytest.raises(GrammarError, match="no value satisfies"):
+            compile("json_schema", json.dumps(schema), vocabulary)
+        return
+    grammar = compile("json_schema", json.dumps(schema), vocabulary, property_order="any")
+    names = [
+        "",
+        "a",
+        "b",
+        "ab",
+        "foo",
+        "food",
+        "x-",
+        "x-o",
+        "x-_at",
+        "isA",
+        "isUrl",
+        "o_at",
+        "AB",
+        "A_",
+        "12",
+        "zz9",
+        "Url",
+        "1o",
+        "é",
+        "isAUrl",
+        "fooUrl",
+        "foo_at",
+    ]
+    for name in names:
+        for value in ("s", 1, True, None):
+            for whole in ({name: value}, {"foo": "s", name: value}, {name: value, "foo": None}):
+                assert takes(grammar, as_json(whole)) == validator.is_valid(whole), whole
