@@ -622,6 +622,7 @@ class Walked:
     accepts_us: list[float] = field(default_factory=list)
     faults: list[tuple[str, str]] = field(default_factory=list)
     valid: int = 0
+    has_ending: bool = True  # one that closes an answer in time
 
     def slowest(self) -> float:
         return max(self.masks_us, default=0.0)
@@ -638,6 +639,7 @@ def walk(vocabulary: Vocabulary, name: str, schema: dict[str, Any], *, order: st
         return found
     finally:
         found.compile_us = (time.thread_time_ns() - begin) / 1e3
+    found.has_ending = grammar.least_tokens is not None
     judge = Judge(schema)
     texts = RandomTexts(grammar, property_names(schema))
     for number in range(walks):
@@ -664,6 +666,7 @@ def summary(walked: list[Walked]) -> dict[str, Any]:
     return {
         "schemas": len(walked),
         "refused": dict(Counter(_reason(w.refused) for w in walked if w.refused).most_common()),
+        "without_ending": [w.name for w in walked if not w.has_ending],
         "texts": sum(w.valid + len(w.faults) for w in walked),
         "valid": sum(w.valid for w in walked),
         "faults": dict(Counter(_reason(what) for w in walked for what, _ in w.faults).most_common()),

@@ -1042,6 +1042,16 @@ class Expressions:
 
         return of(expr)
 
+    def some_bytes(self, expr: int, most: int) -> bytes | None:
+        """A text of at most ``most`` bytes that is easily found; of an intersection, the shortest one of a part that is
+        in all. None where there is none."""
+        node = self.nodes[expr]
+        for part in node[1:] if node[0] == "and" else (expr,):
+            found = self.shortest_bytes(part, most)
+            if found is not None and self.matches(expr, found):
+                return found
+        return None
+
     def _shortest_of_plain(self, expr: int) -> int:
         def least(part: int) -> int:
             found = self.shortest(part)

@@ -56,7 +56,7 @@ class CompiledGrammar:
     @property
     def least_tokens(self) -> int | None:
         """The fewest tokens of a text, or a few more; None if no short text was found, so that no text is closed."""
-        ending = self.endings.of(self.start)
+        ending = self.endings.of_start(self.start)
         return None if ending is None else ending.num_tokens
 
     def matcher(self, *, max_tokens: int | None = None) -> "Matcher":

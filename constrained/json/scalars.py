@@ -83,6 +83,8 @@ class Scalars:
                 if low or high is not None:
                     return self._counted_string(must, low, UNBOUNDED if high is None else high, places)
         inside = self._begin((must, *asked), Spelling(free))
+        if asked:
+            self.machine.hints[inside] = asked
         return inside if asked == observers or (True not in places and not asked) else self._answered(inside, places)
 
     def _answer(self, must: int, observer: int) -> bool | None:

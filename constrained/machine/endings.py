@@ -16,6 +16,8 @@ Some choices keep a search small. They make some endings longer than the shortes
 
 import heapq
 import re
+from collections.abc import Iterator
+from json.encoder import encode_basestring
 from typing import NamedTuple
 
 import numba as nb
@@ -32,8 +34,10 @@ from .walk import PUSH
 
 MAX_BYTES = 1 << 14  # of an ending
 MAX_STEPS = 4_000  # places visited for one ending
+START_WORK = 4  # times as much for the ending of a whole text, which is looked for while its grammar is compiled
 MAX_MASK_STEPS = 2_000  # and for those after all tokens of a mask: 0.1 s; the others count as not found
 FEW = 8
+MAX_HINTED = 200  # bytes of a text of a language that is told apart
 MAX_STEPS_FOR_FEW = 300
 FAR = 2_048  # tokens that an ending is taken to need if it was not found
 NOT_ALLOWED = 1 << 30
@@ -113,10 +117,17 @@ class Endings:
         """A short ending of the text; None if none was found within the limits."""
         found = self._known.get(config)
         if found is None and config not in self._known:
-            machine = self._machine
-            with machine.lock, machine.fuel.at_most(MASK_WORK):
-                found = self._try(config)
+            found = self._of(config, 1)
         return found
+
+    def of_start(self, config: int) -> ShortEnding | None:
+        """As ``of``, before a text, for which more work is spent: what it finds inside values is kept."""
+        return self._known[config] if config in self._known else self._of(config, START_WORK)
+
+    def _of(self, config: int, times: int) -> ShortEnding | None:
+        machine = self._machine
+        with machine.lock, machine.fuel.at_most(times * MASK_WORK):
+            return self._try(config, times * MAX_STEPS)
 
     def knows_at_once(self, config: int) -> bool:
         """Whether ``of`` is remembered, or follows from what is. The machine's lock is held."""
@@ -138,8 +149,8 @@ class Endings:
         low = max(int(machine.arrays[walk.FRAME_LOW][machine.stack_frames[stack]]), 0)
         return config if aux <= low else machine.config(state, low, stack)
 
-    def _try(self, config: int) -> ShortEnding | None:
-        self._last_step = self.num_steps + MAX_STEPS
+    def _try(self, config: int, most_steps: int = MAX_STEPS) -> ShortEnding | None:
+        self._last_step = self.num_steps + most_steps
         try:
             return self._find(config)
         except (GrammarTooComplex, RecursionError):
@@ -352,7 +363,7 @@ class Endings:
     def _count_steps(self, count: int) -> None:
         self.num_steps += count
         if self.num_steps > self._last_step:
-            raise GrammarTooComplex(f"no ending of the text was found in {MAX_STEPS:,} steps")
+            raise GrammarTooComplex("no ending of the text was found in the steps that there are for one")
 
     def _apart(self, config: int) -> ShortEnding | None:
         """An ending whose next item differs from those before it, where the shortest one repeats an item."""
@@ -444,9 +455,7 @@ class Endings:
         base = machine.stack(barrier, 0)
         leaves: dict[int, Leave] = {}
         seen: dict[tuple[int, int, int], bytes] = {}  # the way to each place
-        counted, left = machine.counted, machine.arrays[walk.CHARS_LEFT]
         low = int(machine.arrays[walk.FRAME_LOW][barrier])
-        expressions = machine.expressions
         queue: list[_Node] = [(0, 0, b"", _AT, state, aux, within)]
         while queue:
             length, _, word, kind, a, b, c = heapq.heappop(queue)
@@ -480,16 +489,17 @@ class Endings:
                 heapq.heappush(queue, _node(length, word, _ENDED, machine.result_of(a), 0, 0))
             steps = self._steps_from(a, b, machine.stack(c, base) if c else base)
             plain = [step for step in steps if step[1] != walk.NEXT_STATE or step[2] not in machine.detours]
+            if plain and len(plain) < len(steps):
+                here = self._at_least(a, b, low)
+                nearer = [kind != walk.NEXT_STATE or self._at_least(to, n, low) < here for _, kind, to, n in plain]
+                if not any(nearer):
+                    plain = []  # an escape has to lead on
+            for word_told, result in self._told_by_hints(a, b, base) if decides and not c else ():
+                heapq.heappush(queue, _node(length + len(word_told), word + word_told, _ENDED, result, 0, 0))
             for byte, step, to, more in plain or steps:
                 further = word + _INVERTED[byte : byte + 1]
                 if step == walk.NEXT_STATE:
-                    # Of a string, the characters that are missing, of one byte at least, and the quote.
-                    if counted[to]:
-                        least = max(low - more, int(left[to])) + 1
-                    else:
-                        language = machine.strings[to >> PART_BITS].get(to)
-                        least = 0 if language is None else expressions.at_least(language) + 1
-                    heapq.heappush(queue, _node(length + 1 + least, further, _AT, to, more, c))
+                    heapq.heappush(queue, _node(length + 1 + self._at_least(to, more, low), further, _AT, to, more, c))
                 elif step == walk.LEFT:
                     heapq.heappush(queue, _node(length + 1, further, _ENDED, to, 0, 0))
                 elif step == walk.PUSHED and more in machine.closings:
@@ -503,6 +513,35 @@ class Endings:
                     rest = Leave(leave.length - len(before), leave.result, leave.word[len(before) :])
                     levels.setdefault((*place, barrier, False), _Level(limit, (rest,)))
         return tuple(leaves.values())
+
+    def _told_by_hints(self, state: int, aux: int, base: int) -> Iterator[tuple[bytes, int]]:
+        """Words, inverted, that lead out of a string, with their results: of the languages that are told apart."""
+        machine = self._machine
+        for expr in machine.hints.get(state, ()):
+            text = machine.expressions.some_bytes(expr, MAX_HINTED)
+            if text is None:
+                continue
+            word, at, count = encode_basestring(text.decode())[1:].encode(), state, aux
+            for i, byte in enumerate(word):
+                steps = self._steps_from(at, count, base, byte)
+                if not steps:
+                    break
+                _, kind, at, count = steps[0]
+                if kind == walk.LEFT and i == len(word) - 1:
+                    yield word.translate(_INVERTED), at
+                if kind != walk.NEXT_STATE:
+                    break
+
+    def _at_least(self, state: int, count: int, low: int) -> int:
+        """Of a string, the fewest bytes that may be missing: the characters, of one byte at least, and the quote; 0 for
+        other states. ``count`` and ``low``: of one whose characters are counted."""
+        machine = self._machine
+        if machine.counted[state]:
+            return max(low - count, int(machine.arrays[walk.CHARS_LEFT][state]), 0) + 1
+        language = machine.strings[state >> PART_BITS].get(state)
+        if language is None:
+            return 0
+        return machine.expressions.at_least(language) + 1
 
     def _begin_name(self, queue: list[_Node], word: bytes, state: int, frame: int, base: int) -> None:
         """Go on from the beginning of a property's name: to the end of the name that the frame has chosen."""

@@ -154,6 +154,8 @@ class Machine:
         self.closings: dict[int, Callable[[], bytes]] = {}  # by frame; see ``add_frame``
         self.deciding: set[int] = set()  # frames; see ``add_frame``
         self.detours: set[int] = set()  # states; see ``add_state``
+        # By state behind the quote of a string: languages that its result tells apart, for ``Endings``.
+        self.hints: dict[int, tuple[int, ...]] = {}
 
         self.set_array(walk.TOKEN_BYTES, vocabulary.token_bytes)
         self.set_array(walk.TOKEN_OFFSETS, vocabulary.token_offsets)

@@ -276,3 +276,41 @@ def test_the_ending_of_a_string_is_as_short_as_the_shortest_of_all_texts(
     ending = grammar.endings.of(grammar.start)
     assert ending is not None and len(ending.word) == len(shortest.encode()) + 2
     assert validator.is_valid(json.loads(ending.word))
+
+
+def _overlapping(count: int) -> dict[str, Any]:
+    """Objects of which a size below 10 tells the first one alone."""
+    branches = [
+        {"type": "object", "properties": {f"a{i}": {"type": "integer"}, "size": {"type": "integer", "minimum": 10 * i}}}
+        for i in range(count)
+    ]
+    return {"oneOf": [{**branch, "required": [f"a{i}"]} for i, branch in enumerate(branches)]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "shortest"),
+    [
+        ({"anyOf": [{"type": "string", "pattern": "^[a-z]+$"}, {"type": "string", "maxLength": 200}]}, '""'),
+        (
+            {"type": "string", "if": {"pattern": "^[a-m]"}, "then": {"pattern": "^[a-z]+$"}, "else": {"maxLength": 5}},
+            '""',
+        ),
+        ({"type": "string", "pattern": "^(?:[a-z]+\\n){2,9}[a-z]+$"}, r'"a\na\na"'),
+        ({"type": "string", "pattern": "^(?:[a-z]+\\n){2,9}[a-z]+$", "maxLength": 90}, r'"a\na\na"'),
+        (
+            {"type": "array", "contains": {"type": "string", "pattern": "cqg", "maxLength": 20}, "minContains": 2},
+            '["cqg","cqg"]',
+        ),
+        ({"type": "array", "contains": {"type": "string", "pattern": '^x"\\n$'}, "maxItems": 3}, r'["x\"\n"]'),
+        (_overlapping(5), '{"a0":0}'),
+    ],
+)  # fmt: skip
+def test_what_a_text_needs_most_is_found_before_what_is_near(
+    vocabulary: Vocabulary, schema: dict[str, Any], shortest: str
+) -> None:
+    grammar = compile("json_schema", json.dumps(schema), vocabulary)
+    ending = grammar.endings.of(grammar.start)
+    assert ending is not None and len(ending.word) == len(shortest) and ending.num_tokens == grammar.least_tokens
+    matcher = grammar.matcher()
+    assert all(matcher.accept(byte) for byte in ending.word) and matcher.is_accepting()
+    assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(ending.word))
