@@ -521,7 +521,7 @@ class Endings:
             text = machine.expressions.some_bytes(expr, MAX_HINTED)
             if text is None:
                 continue
-            word, at, count = encode_basestring(text.decode())[1:].encode(), state, aux
+            word, at, count = encode_basestring(text.decode(errors="ignore"))[1:].encode(), state, aux
             for i, byte in enumerate(word):
                 steps = self._steps_from(at, count, base, byte)
                 if not steps:
