@@ -363,7 +363,7 @@ class Endings:
     def _count_steps(self, count: int) -> None:
         self.num_steps += count
         if self.num_steps > self._last_step:
-            raise GrammarTooComplex("no ending of the text was found in the steps that there are for one")
+            raise GrammarTooComplex("no ending of the text was found within the limit of steps")
 
     def _apart(self, config: int) -> ShortEnding | None:
         """An ending whose next item differs from those before it, where the shortest one repeats an item."""
