@@ -103,9 +103,9 @@ def _serve(args: argparse.Namespace) -> int:
 
         _write(config_text(args.command, args))
         return _OK
-    from .runtime.process.python_process import NO_BLAS_THREADS
+    from .runtime.process.python_process import VARIABLES
 
-    os.environ.update(NO_BLAS_THREADS | os.environ)  # before numpy is imported
+    os.environ.update(VARIABLES | os.environ)  # before numpy is imported
     with _first_interpreter(args) as first:
         return _serve_with(args, first)
 

@@ -1,6 +1,7 @@
 """Measurements of Phloem. Each prints the machine, the commit and the command, and writes its figures as JSON."""
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -9,6 +10,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")  # as in an engine's process; numpy reads it when it is imported
 
 import numpy as np
 from phloem import processor

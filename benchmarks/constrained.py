@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from phloem.constrained import Vocabulary
-from phloem.runtime.memory import ask_for_no_huge_pages
 from phloem.runtime.tokenizer import Tokenizer, load_tokenizer
 from phloem.runtime.weights.resolve import resolve_model
 
@@ -250,7 +249,6 @@ def main() -> None:
         if args.save:
             save("constrained_budgets.json", report)
         return
-    ask_for_no_huge_pages()  # as an engine does
     tokenizer = load_tokenizer(resolve_model(args.model))
     if args.walks:
         cases = ((name, text) for name, _, text, _ in bench_cases(args.data, args.limit))

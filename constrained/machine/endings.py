@@ -521,16 +521,24 @@ class Endings:
             text = machine.expressions.some_bytes(expr, MAX_HINTED)
             if text is None:
                 continue
-            word, at, count = encode_basestring(text.decode(errors="ignore"))[1:].encode(), state, aux
-            for i, byte in enumerate(word):
-                steps = self._steps_from(at, count, base, byte)
-                if not steps:
-                    break
-                _, kind, at, count = steps[0]
-                if kind == walk.LEFT and i == len(word) - 1:
-                    yield word.translate(_INVERTED), at
+            word = encode_basestring(text.decode(errors="ignore"))[1:].encode()
+            last = self._last_step_of(word, state, aux, base)
+            if last is not None and last[1] == walk.LEFT:
+                yield word.translate(_INVERTED), last[2]
+
+    def _last_step_of(self, word: bytes, state: int, aux: int, stack: int) -> list[int] | None:
+        """The step by the word's last byte, as ``walk.steps_from`` gives it; None where the grammar refuses a byte, or
+        where one before the last leaves the value."""
+        step: list[int] | None = None
+        for byte in word:
+            if step is not None:
+                _, kind, state, aux = step
                 if kind != walk.NEXT_STATE:
-                    break
+                    return None
+            step = next(iter(self._steps_from(state, aux, stack, byte)), None)
+            if step is None:
+                return None
+        return step
 
     def _at_least(self, state: int, count: int, low: int) -> int:
         """Of a string, the fewest bytes that may be missing: the characters, of one byte at least, and the quote; 0 for
@@ -558,17 +566,10 @@ class Endings:
     def _choose_name(self, state: int, frame: int, base: int) -> tuple[bytes, int, int]:
         """The chosen name, inverted, and the state and the frame behind it; b"" if none is chosen."""
         name = self._machine.closings[frame]()
-        stack, aux = self._machine.stack(frame, base), 0
-        for i, byte in enumerate(name):
-            steps = self._steps_from(state, aux, stack, byte)
-            if not steps:
-                break
-            _, kind, state, aux = steps[0]
-            if kind == walk.REPLACED and i == len(name) - 1:
-                return name.translate(_INVERTED), state, aux
-            if kind != walk.NEXT_STATE:
-                break
-        return b"", 0, 0
+        last = self._last_step_of(name, state, 0, self._machine.stack(frame, base))
+        if last is None or last[1] != walk.REPLACED:
+            return b"", 0, 0
+        return name.translate(_INVERTED), last[2], last[3]
 
     def _step_over(
         self, queue: list[_Node], length: int, word: bytes, state: int, frame: int, bound: int, limit: int

@@ -25,7 +25,7 @@ from ..config import EngineConfig, Progress, choose_cpu_isa
 from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
 from ..executor.sizing import measured_slots
-from ..memory import KVBlocks, KVPool, ask_for_no_huge_pages, return_freed_memory
+from ..memory import KVBlocks, KVPool, return_freed_memory
 from ..models import Model, load_model
 from ..models.loading import device_named
 from ..parallel.agreed_slots import agreed_slots
@@ -93,7 +93,6 @@ def load_parts(
     started where the config asks for them.
 
     Raises UnknownModel, InvalidParams and the errors of a broken file, each naming what is wrong."""
-    ask_for_no_huge_pages()
     check_cached_prompts(config)
     refuse_combinations(config)
     mesh = Mesh.of(config)

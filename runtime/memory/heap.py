@@ -1,4 +1,4 @@
-"""The process's heap: without huge pages, and without memory that is not needed."""
+"""Returns memory that the process holds but does not need to the operating system."""
 
 import ctypes
 import sys
@@ -7,20 +7,6 @@ from pathlib import Path
 
 _MAPPINGS = Path("/proc/self/smaps")
 _DONT_NEED = 4  # of madvise
-
-
-def ask_for_no_huge_pages() -> None:
-    """Have NumPy not ask for huge pages for arrays of 4 MiB and more from here on.
-
-    Such an array may lie in the heap, and its place goes on asking when the array is gone. What is put there later,
-    however small, then waits for 2 MiB to be zeroed: 4 to 11 ms in a virtual machine. Memory that is read from end to
-    end at each step asks for its own huge pages (``pages``).
-    """
-    for name in ("numpy._core.multiarray", "numpy.core.multiarray"):  # since NumPy 2, before
-        advise = getattr(sys.modules.get(name), "_set_madvise_hugepage", None)
-        if advise is not None:
-            advise(0)
-            return
 
 
 def return_freed_memory() -> None:

@@ -16,8 +16,14 @@ ENGINE_MODULE = "phloem.runtime.process.engine_main"
 SOCKET_NAME, EVENTS_NAME = "engine.sock", "events.sock"
 # Most of an engine's imports. An instruction set other than the machine's best must be chosen before they are loaded.
 LIBRARIES = ("torch", "numba")
-# numpy multiplies no matrices there or in a server, and OpenBLAS's threads spin for 0.1 s when they start.
-NO_BLAS_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
+VARIABLES = {
+    # numpy multiplies no matrices there or in a server, and OpenBLAS's threads spin for 0.1 s when they start.
+    "OPENBLAS_NUM_THREADS": "1",
+    # numpy asks for huge pages for arrays of 4 MiB and more. If such an array lay in the heap, its place goes on asking
+    # after it is freed: what is put there later, however small, waits 4 to 11 ms for the kernel to zero 2 MiB. Memory
+    # that is read from end to end at each step asks for its own huge pages (``memory.pages``).
+    "NUMPY_MADVISE_HUGEPAGE": "0",
+}
 
 
 class PythonProcess:
@@ -34,9 +40,7 @@ class PythonProcess:
         arguments = [str(self.folder), *modules]
         try:
             with self.log_path.open("wb") as log_file:
-                self.process, self.lines = start_child(
-                    ENGINE_MODULE, *arguments, log=log_file, variables=NO_BLAS_THREADS
-                )
+                self.process, self.lines = start_child(ENGINE_MODULE, *arguments, log=log_file, variables=VARIABLES)
         except BaseException:
             shutil.rmtree(self.folder)
             raise

@@ -1,8 +1,6 @@
 """Memory is returned to the system, and library code that runs again is loaded again."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +8,6 @@ import torch
 from phloem.runtime.memory import KVPool, heap, return_freed_memory, unmap_library_code
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads memory sizes in /proc, which only Linux has")
-
-
-def _has_huge_pages() -> bool:
-    path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    return path.exists() and "[madvise]" in path.read_text()
 
 
 def resident(kind: str) -> int:
@@ -62,30 +55,3 @@ def test_a_pool_takes_memory_only_for_written_slots() -> None:
         layer[:100] = 1.0
     taken = resident("RssAnon") - before
     assert taken < 10 * pool.size_bytes // 500 < pool.size_bytes
-
-
-@linux_only
-@pytest.mark.skipif(not _has_huge_pages(), reason="this system gives no huge pages to who asks for them")
-@pytest.mark.parametrize("asks", [True, False])
-def test_large_arrays_get_no_huge_pages_once_they_ask_for_none(asks: bool) -> None:
-    """In a process of its own, whose NumPy stays as it is."""
-    program = f"""
-from phloem.runtime.memory import ask_for_no_huge_pages
-import numpy as np
-
-if not {asks}:
-    ask_for_no_huge_pages()
-array = np.ones(64 << 20, np.uint8)
-at = array.ctypes.data + (32 << 20)
-huge = is_here = 0
-for line in open("/proc/self/smaps"):
-    words = line.split()
-    if not words[0].endswith(":"):
-        begin, end = (int(address, 16) for address in words[0].split("-"))
-        is_here = begin <= at < end
-    elif is_here and words[0] == "AnonHugePages:":
-        huge = int(words[1])
-print(huge)
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert (int(run.stdout) > 0) == asks

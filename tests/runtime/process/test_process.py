@@ -210,6 +210,20 @@ def test_a_restricted_engine_gets_an_interpreter_that_has_loaded_nothing():
     assert not early.folder.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a process's environment in /proc, which only Linux has")
+@pytest.mark.parametrize("said", [None, "1"])
+def test_an_engines_numpy_asks_for_no_huge_pages_unless_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    monkeypatch.delenv("NUMPY_MADVISE_HUGEPAGE", raising=False)
+    if said is not None:
+        monkeypatch.setenv("NUMPY_MADVISE_HUGEPAGE", said)
+    process = PythonProcess()
+    variables = Path(f"/proc/{process.process.pid}/environ").read_text().split("\0")
+    process.discard()
+    assert f"NUMPY_MADVISE_HUGEPAGE={said or 0}" in variables
+
+
 def test_an_interpreter_without_an_order_leaves_nothing():
     discarded, orphan = PythonProcess(), PythonProcess()
     discarded.discard()
