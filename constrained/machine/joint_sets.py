@@ -72,10 +72,33 @@ NOTED = -1000  # a step of NOTED - n lacked something in round n
 # Columns of a joint: whether it can be completed, may end, may go on with an escape; the last round in which something
 # that it needs was missing.
 J_ALIVE, J_ENDS, J_ESCAPES, J_ASKED_IN = range(4)
-# The last two: the text of ``TEXTS`` and the way (``has_tried_text``) that completed a joint last.
-NUM_JOINTS, NUM_ASKED, NUM_TOLD, WHOLE_SET, LAST_TEXT, LAST_WAY = range(6)
+# LAST_TEXT, LAST_WAY: the text of ``TEXTS`` and the way (``has_tried_text``) that completed a joint last. ROOM: for so
+# many joints.
+NUM_JOINTS, NUM_ASKED, NUM_TOLD, WHOLE_SET, LAST_TEXT, LAST_WAY, ROOM = range(7)
 TEXTS = (b"aaaa", b" a", b"0", b"-", b".", b"1234", b"\x80", b"\x80\x80", b"\x80\x80\x80")  # that are tried
+MOST_TEXT = max(map(len, TEXTS))
 ESCAPED_CHARS = bytes([QUOTE, BACKSLASH, 9, 10, 13, *(c for c in range(0x20) if c not in (9, 10, 13))])
+TABLES = np.dtype(
+    [
+        ("counts", np.int64, 7),
+        ("joints", np.int32, (MAX_JOINTS, 1 + MOST_LANGUAGES)),  # the formula, and the sets
+        ("steps", np.int32, (MAX_JOINTS, 256)),
+        ("about", np.int32, (MAX_JOINTS, 4)),
+        ("table", np.int32, 4 * MAX_JOINTS),
+        ("formulas", np.int32, (MAX_FORMULAS, 2 + MOST_OPERATIONS)),  # languages, operations, and these
+        ("asked", np.int32, MAX_JOINTS),  # joints; negative where no text that was tried completes them
+        ("stack", np.int64, (MOST_OPERATIONS, 3)),
+        ("next", np.int32, 1 + MOST_LANGUAGES),  # a joint under way
+        ("tried", np.int32, (1 + MOST_TRIED + MOST_PASSED + MOST_TEXT, 1 + MOST_LANGUAGES)),  # on the way of a text
+        ("texts", np.uint8, (len(TEXTS), 1 + MOST_TEXT)),
+        ("liked", np.uint8, len(LIKED)),
+        ("escaped", np.uint8, len(ESCAPED_CHARS)),
+        ("told", np.int32, (MAX_TOLD, 1 + MOST_LANGUAGES)),  # rows that can be completed
+        ("told_table", np.int32, 4 * MAX_TOLD),
+        ("families", np.int64, (MOST_OPERATIONS + 1, 2, 1 + MOST_FAMILIES, 3)),
+    ],
+    align=True,
+)
 
 
 class JointSets:
@@ -89,33 +112,18 @@ class JointSets:
         self._joint_of: dict[int, int] = {}  # by expression
         self._rests: dict[int, int] = {}  # by joint
         self._unsuitable: set[tuple[int, ...]] = set()  # formulas of which too many joints were asked
-        self._counts = np.zeros(6, np.int64)
-        self._joints = np.zeros((MAX_JOINTS, 1 + MOST_LANGUAGES), np.int32)  # the formula, and the sets
-        self._steps = untouched((MAX_JOINTS, 256), np.int32)
-        self._about = np.zeros((MAX_JOINTS, 4), np.int32)
-        self._table = np.zeros(4 * MAX_JOINTS, np.int32)
-        self._formulas = np.zeros((MAX_FORMULAS, 2 + MOST_OPERATIONS), np.int32)  # languages, operations, and these
-        self._asked = np.zeros(MAX_JOINTS, np.int32)  # joints; negative where no text that was tried completes them
-        self._stack = np.zeros((MOST_OPERATIONS, 3), np.int64)
-        self._next = np.zeros(1 + MOST_LANGUAGES, np.int32)  # a joint under way
-        most_bytes = MOST_TRIED + MOST_PASSED + max(map(len, TEXTS))
-        self._tried = np.zeros((1 + most_bytes, 1 + MOST_LANGUAGES), np.int32)  # the rows on the way of a text
-        self._told = np.zeros((MAX_TOLD, 1 + MOST_LANGUAGES), np.int32)  # rows that can be completed
-        self._told_table = np.zeros(4 * MAX_TOLD, np.int32)
-        self._families = np.zeros((MOST_OPERATIONS + 1, 2, 1 + MOST_FAMILIES, 3), np.int64)
-        self._texts = np.zeros((len(TEXTS), 1 + max(map(len, TEXTS))), np.uint8)
-        for row, text in zip(self._texts, TEXTS, strict=True):
+        tables = self.tables = untouched((1,), TABLES)[0]
+        self._counts, self._joints, self._about = tables["counts"], tables["joints"], tables["about"]
+        self._formulas, self._asked, self._next = tables["formulas"], tables["asked"], tables["next"]
+        self._table, self._told_table = tables["table"], tables["told_table"]
+        for row, text in zip(tables["texts"], TEXTS, strict=True):
             row[0], row[1 : 1 + len(text)] = len(text), list(text)
-        liked = np.array(list(LIKED), np.uint8)
-        self._tables = (
-            self._counts, self._joints, self._steps, self._about, self._table, self._formulas, self._asked, self._stack,
-            self._next, self._tried, self._texts, liked, np.array(list(ESCAPED_CHARS), np.uint8), self._told,
-            self._told_table, self._families,
-        )  # fmt: skip
+        tables["liked"], tables["escaped"] = list(LIKED), list(ESCAPED_CHARS)
+        self._counts[ROOM] = MAX_JOINTS
         self._path = np.zeros((0, 2), np.int64)
         self._exits = np.empty((0, 5), np.int64)
         self._out = np.empty((0, 3), np.int64)
-        try_asked(part_sets.tables, self._tables)  # loads compiled code
+        try_asked(part_sets.tables, self.tables)  # loads compiled code
 
     @property
     def num_told(self) -> int:
@@ -147,7 +155,7 @@ class JointSets:
         array = np.frombuffer(bytearray(data), np.uint8)
         while True:
             parts.begin_round()
-            size, after = read_joints(parts.tables, self._tables, number, array)
+            size, after = read_joints(parts.tables, self.tables, number, array)
             made = parts.finish_reading(most_rules)
             self._counts[NUM_ASKED] = 0
             if not made:
@@ -179,7 +187,7 @@ class JointSets:
         while len(pending):
             parts.begin_round()
             num_exits, num_out = walk_joints(
-                *nodes, parts.is_missing, parts.escapes, parts.tables, self._tables, self._path, pending, mask,
+                *nodes, parts.is_missing, parts.escapes, parts.tables, self.tables, self._path, pending, mask,
                 self._exits, self._out,
             )  # fmt: skip
             if num_out < 0:
@@ -200,7 +208,7 @@ class JointSets:
         parts, counts = self._part_sets, self._counts
         while (self._asked[: counts[NUM_ASKED]] > 0).any():
             parts.begin_round()
-            if try_asked(parts.tables, self._tables) == NO_ROOM:
+            if try_asked(parts.tables, self.tables) == NO_ROOM:
                 raise NoParts
             parts.finish_round()
         asked = (-self._asked[: counts[NUM_ASKED]]).tolist()
@@ -254,7 +262,7 @@ class JointSets:
         self._next[0] = number
         for i, language in enumerate(languages):
             self._next[1 + i] = 0 if language == NOTHING else set_of(language)
-        found: int = find_joint(self._part_sets.tables, self._tables)
+        found: int = find_joint(self._part_sets.tables, self.tables)
         if found == NO_ROOM:
             raise NoParts
         self._about[found, J_ALIVE] = TRUE
@@ -376,10 +384,10 @@ def add_language(about_sets, s, own):
 @nb.njit(cache=True, nogil=True)
 def has_text_of(tables, s, least, most):
     """Whether a part of a set surely has a text of ``least`` to ``most`` characters."""
-    about_sets, parts, sets = tables[3], tables[5], tables[1]
+    about_sets, parts, sets = tables.about_sets, tables.parts, tables.sets
     if s == 0 or least <= about_sets[s, S_LEFT] <= most:
         return True
-    for w in range((tables[0][NUM_PARTS] + 63) >> 6):
+    for w in range((tables.counts[NUM_PARTS] + 63) >> 6):
         bits, part = sets[s, w], w << 6
         while bits != 0:
             if bits & np.uint64(1):
@@ -395,7 +403,7 @@ def has_text_of(tables, s, least, most):
 def shows_text(tables, joint_tables, joint):
     """Whether the row of a joint surely has a text: families of texts that are in a formula, and of texts that are not,
     follow from those of its parts."""
-    about_sets, formulas, families = tables[3], joint_tables[5], joint_tables[15]
+    about_sets, formulas, families = tables.about_sets, joint_tables.formulas, joint_tables.families
     formula = joint[0]
     top = 0
     for at in range(2, 2 + formulas[formula, 1]):
@@ -418,7 +426,10 @@ def shows_text(tables, joint_tables, joint):
         add_common(one[side], other[side], made[side])
         add_all(one[1 - side], made[1 - side])
         add_all(other[1 - side], made[1 - side])
-        one[:] = made
+        for i in range(2):
+            for k in range(1 + MOST_FAMILIES):
+                for n in range(3):
+                    one[i, k, n] = made[i, k, n]
         top -= 1
     shows = False
     for i in range(1, 1 + families[0, 0, 0, 0]):
@@ -429,18 +440,21 @@ def shows_text(tables, joint_tables, joint):
 @nb.njit(cache=True, nogil=True)
 def find_joint(tables, joint_tables):
     """The number of the joint under way, a new one if there is none; NO_ROOM if there is no room."""
-    counts, joints, steps, about, table, formulas, _, stack, wanted = joint_tables[:9]
+    counts, joints, steps, about = joint_tables.counts, joint_tables.joints, joint_tables.steps, joint_tables.about
+    table, formulas, stack, wanted = joint_tables.table, joint_tables.formulas, joint_tables.stack, joint_tables.next
     slot = row_slot(table, joints, wanted)
     if table[slot] > 0:
         return np.int64(table[slot])
     number = counts[NUM_JOINTS]
-    if number == len(joints):
+    if number == counts[ROOM]:
         return np.int64(NO_ROOM)
     counts[NUM_JOINTS] = number + 1
     table[slot] = number
-    joints[number] = wanted
-    steps[number] = NOT_MADE
-    ends = evaluated(tables[3], formulas, wanted, True, stack)
+    for i in range(len(wanted)):
+        joints[number, i] = wanted[i]
+    for b in range(256):
+        steps[number, b] = NOT_MADE
+    ends = evaluated(tables.about_sets, formulas, wanted, True, stack)
     about[number, J_ALIVE], about[number, J_ENDS] = TRUE if ends == TRUE else NOT_TOLD, ends
     about[number, J_ESCAPES], about[number, J_ASKED_IN] = NOT_TOLD, 0
     return number
@@ -449,7 +463,7 @@ def find_joint(tables, joint_tables):
 @nb.njit(cache=True, nogil=True)
 def step_sets(tables, joint, byte, num_languages, whole, into):
     """Write the row of a joint after a byte; NO_ROOM, LACKS_RULES, else 0. ``whole``: the set of every text."""
-    counts, steps, about_sets = tables[0], tables[2], tables[3]
+    counts, steps, about_sets = tables.counts, tables.steps, tables.about_sets
     lacks = False
     into[0] = joint[0]
     for i in range(1, 1 + num_languages):
@@ -472,11 +486,12 @@ def step_sets(tables, joint, byte, num_languages, whole, into):
 @nb.njit(cache=True, nogil=True)
 def told_of(tables, joint_tables, joint):
     """Whether the row of a joint can be completed: TRUE, FALSE, or NOT_TOLD where only a text may tell."""
-    formulas, stack, told, told_table = joint_tables[5], joint_tables[7], joint_tables[13], joint_tables[14]
-    value = evaluated(tables[3], formulas, joint, False, stack)
+    formulas, stack = joint_tables.formulas, joint_tables.stack
+    told, table = joint_tables.told, joint_tables.told_table
+    value = evaluated(tables.about_sets, formulas, joint, False, stack)
     if value != NOT_TOLD:
         return value
-    if evaluated(tables[3], formulas, joint, True, stack) == TRUE or told_table[row_slot(told_table, told, joint)] > 0:
+    if evaluated(tables.about_sets, formulas, joint, True, stack) == TRUE or table[row_slot(table, told, joint)] > 0:
         return np.int64(TRUE)
     return np.int64(TRUE if shows_text(tables, joint_tables, joint) else NOT_TOLD)
 
@@ -484,11 +499,12 @@ def told_of(tables, joint_tables, joint):
 @nb.njit(cache=True, nogil=True)
 def note_told(joint_tables, count):
     """Note that the first ``count`` rows of ``tried`` can be completed."""
-    counts, tried, told, table = joint_tables[0], joint_tables[9], joint_tables[13], joint_tables[14]
+    counts, tried, told, table = joint_tables.counts, joint_tables.tried, joint_tables.told, joint_tables.told_table
     for i in range(count):
         slot = row_slot(table, told, tried[i])
         if table[slot] == 0 and counts[NUM_TOLD] < len(told):
-            told[counts[NUM_TOLD]] = tried[i]
+            for k in range(1 + MOST_LANGUAGES):
+                told[counts[NUM_TOLD], k] = tried[i, k]
             table[slot] = counts[NUM_TOLD]
             counts[NUM_TOLD] += 1
 
@@ -497,8 +513,8 @@ def note_told(joint_tables, count):
 def try_byte(tables, joint_tables, at, byte):
     """Write the row of ``tried`` behind row ``at``, after a byte, and tell of it as ``told_of``; NO_ROOM, LACKS_RULES.
     Where it can be completed, that is noted of all rows before it."""
-    tried = joint_tables[9]
-    num_languages, whole = np.int64(joint_tables[5][tried[at, 0], 0]), joint_tables[0][WHOLE_SET]
+    tried = joint_tables.tried
+    num_languages, whole = np.int64(joint_tables.formulas[tried[at, 0], 0]), joint_tables.counts[WHOLE_SET]
     step = step_sets(tables, tried[at], byte, num_languages, whole, tried[at + 1])
     if step != 0:
         return step
@@ -512,9 +528,9 @@ def try_byte(tables, joint_tables, at, byte):
 def has_listed_text(tables, joint_tables, at):
     """TRUE if one of ``TEXTS`` leads from row ``at`` of ``tried`` to what can be completed, else FALSE; NO_ROOM,
     LACKS_RULES."""
-    texts = joint_tables[10]
+    texts = joint_tables.texts
     lacks = False
-    last = joint_tables[0][LAST_TEXT]
+    last = joint_tables.counts[LAST_TEXT]
     for i in range(len(texts)):
         t = (last + i) % len(texts)
         for n in range(texts[t, 0]):
@@ -522,7 +538,7 @@ def has_listed_text(tables, joint_tables, at):
             if told == NO_ROOM:
                 return told
             if told == TRUE:
-                joint_tables[0][LAST_TEXT] = t
+                joint_tables.counts[LAST_TEXT] = t
                 return told
             lacks = lacks or told == LACKS_RULES
             if told != NOT_TOLD:
@@ -534,10 +550,10 @@ def has_listed_text(tables, joint_tables, at):
 def has_shortest_text(tables, joint_tables, language, least):
     """As ``has_listed_text`` from row 0, of the shortest text of a language, and of that with one of ``TEXTS`` behind;
     of a text of about ``least`` characters where the shortest one has fewer."""
-    counts, parts, bounds = tables[0], tables[5], tables[6]
-    shapes, rules, moves, has_byte = tables[8], tables[11], tables[12], tables[13]
-    members, following = tables[17], tables[18]
-    tried, liked = joint_tables[9], joint_tables[11]
+    counts, parts, bounds = tables.counts, tables.parts, tables.bounds
+    shapes, rules, moves, has_byte = tables.shapes, tables.rules, tables.moves, tables.has_byte
+    members, following = tables.members, tables.following
+    tried, liked = joint_tables.tried, joint_tables.liked
     s = np.int64(tried[0, 1 + language])
     num_members = members_of(tables, s) if s > 0 else np.int64(0)
     if num_members <= 0:
@@ -582,13 +598,15 @@ def has_shortest_text(tables, joint_tables, language, least):
 @nb.njit(cache=True, nogil=True)
 def has_tried_text(tables, joint_tables, number):
     """TRUE if one of the texts that are tried completes the joint, FALSE if none of them does; NO_ROOM, LACKS_RULES."""
-    about_sets, joints, formulas, tried = tables[3], joint_tables[1], joint_tables[5], joint_tables[9]
+    about_sets, joints = tables.about_sets, joint_tables.joints
+    formulas, tried = joint_tables.formulas, joint_tables.tried
     num_languages = np.int64(formulas[joints[number, 0], 0])
-    tried[0] = joints[number]
+    for i in range(1 + MOST_LANGUAGES):
+        tried[0, i] = joints[number, i]
     num_ways = 1 + (num_languages + 1) * num_languages
     lacks = False
     for i in range(num_ways):
-        way = (joint_tables[0][LAST_WAY] + i) % num_ways
+        way = (joint_tables.counts[LAST_WAY] + i) % num_ways
         if way == 0:
             told = has_listed_text(tables, joint_tables, _FIRST)
         else:  # a text of ``language`` that is longer than all of the language ``bound``
@@ -601,7 +619,7 @@ def has_tried_text(tables, joint_tables, number):
                     continue
             told = has_shortest_text(tables, joint_tables, language, least)
         if told == TRUE:
-            joint_tables[0][LAST_WAY] = way
+            joint_tables.counts[LAST_WAY] = way
         if told in (TRUE, NO_ROOM):
             return told
         lacks = lacks or told == LACKS_RULES
@@ -612,7 +630,7 @@ def has_tried_text(tables, joint_tables, number):
 def try_asked(tables, joint_tables):
     """Try texts for each joint that was asked, for which rules may have been missing; those that need a search become
     negative, those that still lack rules stay. NO_ROOM, else 0."""
-    counts, about, asked = joint_tables[0], joint_tables[3], joint_tables[6]
+    counts, about, asked = joint_tables.counts, joint_tables.about, joint_tables.asked
     left = 0
     for i in range(counts[NUM_ASKED]):
         joint = np.int64(asked[i])
@@ -634,8 +652,9 @@ def try_asked(tables, joint_tables):
 def note_step(tables, joint, steps, byte, step):
     """Note the step of the row of a joint by a byte, and by the bytes after which all its sets are the same; return
     it."""
-    set_steps, alike = tables[2], tables[19]
-    alike[:] = True
+    set_steps, alike = tables.steps, tables.alike
+    for b in range(256):
+        alike[b] = 1
     for i in range(1, len(joint)):
         if joint[i] > 0:
             row = set_steps[joint[i]]
@@ -650,9 +669,10 @@ def note_step(tables, joint, steps, byte, step):
 @nb.njit(cache=True, nogil=True)
 def step_joint(tables, joint_tables, number, byte):
     """The joint after a byte, which is noted; REFUSED, LACKS_RULES, LACKS_ANSWER, NO_ROOM."""
-    counts, joints, steps, about, _, formulas, asked, stack, wanted = joint_tables[:9]
+    counts, joints, steps, about = joint_tables.counts, joint_tables.joints, joint_tables.steps, joint_tables.about
+    formulas, asked, stack, wanted = joint_tables.formulas, joint_tables.asked, joint_tables.stack, joint_tables.next
     step = np.int64(steps[number, byte])
-    noted = NOTED - tables[0][ROUND]
+    noted = NOTED - tables.counts[ROUND]
     if step == noted:
         return np.int64(LACKS_ANSWER)
     if step > NOTED and step != NOT_MADE:
@@ -662,20 +682,20 @@ def step_joint(tables, joint_tables, number, byte):
         if step == LACKS_RULES:
             steps[number, byte] = noted
         return step
-    if evaluated(tables[3], formulas, wanted, False, stack) == FALSE:
+    if evaluated(tables.about_sets, formulas, wanted, False, stack) == FALSE:
         return note_step(tables, joints[number], steps[number], byte, REFUSED)
     found = find_joint(tables, joint_tables)
     if found == NO_ROOM:
         return found
     if about[found, J_ALIVE] == NOT_TOLD:
         told = np.int64(LACKS_ANSWER)
-        if about[found, J_ASKED_IN] != tables[0][ROUND]:
+        if about[found, J_ASKED_IN] != tables.counts[ROUND]:
             told = told_of(tables, joint_tables, wanted)
             told = has_tried_text(tables, joint_tables, found) if told == NOT_TOLD else told
             if told == NO_ROOM:
                 return told
             if told != TRUE:
-                about[found, J_ASKED_IN] = tables[0][ROUND]
+                about[found, J_ASKED_IN] = tables.counts[ROUND]
                 asked[counts[NUM_ASKED]] = -found if told == FALSE else found
                 counts[NUM_ASKED] += 1
         if told != TRUE:
@@ -702,10 +722,10 @@ def read_joints(tables, joint_tables, joint, data):
 def may_escape(tables, joint_tables, number):
     """Whether a character that cannot stand for itself may follow, which is noted: TRUE, FALSE; LACKS_RULES,
     LACKS_ANSWER, NO_ROOM."""
-    about, escaped = joint_tables[3], joint_tables[12]
+    about, escaped = joint_tables.about, joint_tables.escaped
     lacks = np.int64(0)
     for i in range(len(escaped)):
-        step = np.int64(joint_tables[2][number, escaped[i]])
+        step = np.int64(joint_tables.steps[number, escaped[i]])
         if step == NOT_MADE or step <= NOTED:
             step = step_joint(tables, joint_tables, number, np.int64(escaped[i]))
         if step == NO_ROOM:
@@ -731,8 +751,8 @@ def walk_joints(
     Returns the numbers of exits and of regions that are left, which are in ``out``: those where something is missing,
     and those at a ``u`` or ``/`` behind a backslash. The last is negative where there is no room, or too much work.
     """
-    about_sets, joints, steps, about = tables[3], joint_tables[1], joint_tables[2], joint_tables[3]
-    noted = NOTED - tables[0][ROUND]
+    about_sets, joints, steps, about = tables.about_sets, joint_tables.joints, joint_tables.steps, joint_tables.about
+    noted = NOTED - tables.counts[ROUND]
     num_exits = num_out = 0
     for p in range(len(pending)):
         node = pending[p, 0]

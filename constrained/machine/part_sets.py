@@ -59,7 +59,34 @@ TEXT_SHAPE = 0  # that of any character, repeated
 # (-1: those that follow), whether one repeat less is left, a lower and an upper bound.
 M_BYTES, M_SHAPE, M_BOUNDS = range(3)
 M_FROM, M_LESS, M_LOW, M_HIGH = range(4)
-NUM_SETS, NUM_PARTS, NUM_LACKING, WORK, ROUND, MOST_WORK = range(6)
+NUM_SETS, NUM_PARTS, NUM_LACKING, WORK, ROUND, MOST_WORK, SETS_ROOM, PARTS_ROOM = range(8)
+# Compiled code gets the tables as one record. With a tuple of arrays each call would pass every length and stride, and
+# the code would take half as long again to compile.
+TABLES = np.dtype(
+    [
+        ("counts", np.int64, 8),
+        ("sets", np.uint64, (MAX_SETS, MAX_PARTS // 64)),
+        ("steps", np.int32, (MAX_SETS, 256)),
+        ("about_sets", np.int32, (MAX_SETS, 7)),
+        ("set_table", np.int32, 4 << (MAX_SETS - 1).bit_length()),
+        ("parts", np.int32, (MAX_PARTS, 5)),
+        ("bounds", np.int32, (MAX_PARTS, 2 * MOST_REPEATS)),
+        ("part_table", np.int32, 4 * MAX_PARTS),
+        ("shapes", np.int32, (MAX_RULES, INNER_GAP + MOST_REPEATS)),
+        ("rule_keys", np.int64, 4 * MAX_RULES),  # -1 where there is none
+        ("rule_at", np.int32, 4 * MAX_RULES),
+        ("rules", np.int32, (MAX_RULES, 2)),  # the first move, and how many
+        ("moves", np.int32, (MAX_MOVES, M_BOUNDS + 4 * MOST_REPEATS)),
+        ("has_byte", np.uint8, (MAX_RULES, 256)),  # of each set of bytes
+        ("kinds", np.uint8, (MAX_RULES, 2)),  # whether it has a byte of ESCAPED, of ASCII
+        ("lacking", np.int64, MAX_RULES),
+        ("set", np.uint64, MAX_PARTS // 64),  # the set under way
+        ("members", np.int32, MAX_PARTS),
+        ("following", np.int32, (MAX_MOVES, 1 + 2 * MOST_REPEATS)),  # shapes and bounds
+        ("alike", np.uint8, 256),  # the bytes after which a step leads to the same
+    ],
+    align=True,
+)
 # Where a walk is: behind a backslash; between two characters; within one that is counted, of which n - 1 bytes are
 # missing. A string that is not counted may begin within a character.
 BEHIND_BACKSLASH, BETWEEN, BEFORE_U = 0, 1, 5
@@ -104,35 +131,17 @@ class PartSets:
         self.escapes = np.zeros(256, np.uint8)  # the character that a byte behind a backslash stands for
         self.escapes[list(SIMPLE_ESCAPES)] = list(SIMPLE_ESCAPES.values())
         self.is_missing = np.array([not ex.available >> byte & 1 for byte in range(256)], np.uint8)
-        self._counts = np.zeros(6, np.int64)
-        self._sets = untouched((MAX_SETS, MAX_PARTS // 64), np.uint64)
-        self._steps = untouched((MAX_SETS, 256), np.int32)
-        self._about_sets = np.zeros((MAX_SETS, 7), np.int32)
-        self._table = np.zeros(4 << (MAX_SETS - 1).bit_length(), np.int32)
-        self._parts = np.zeros((MAX_PARTS, 5), np.int32)
-        self._bounds = np.zeros((MAX_PARTS, 2 * MOST_REPEATS), np.int32)
-        self._part_table = np.zeros(4 * MAX_PARTS, np.int32)
-        self._shapes = np.zeros((MAX_RULES, INNER_GAP + MOST_REPEATS), np.int32)
-        self._rule_keys = np.full(4 * MAX_RULES, -1, np.int64)
-        self._rule_at = np.zeros(4 * MAX_RULES, np.int32)
-        self._rules = np.zeros((MAX_RULES, 2), np.int32)  # the first move, and how many
-        self._moves = np.zeros((MAX_MOVES, M_BOUNDS + 4 * MOST_REPEATS), np.int32)
-        self._has_byte = np.zeros((MAX_RULES, 256), np.uint8)  # of each set of bytes
-        self._kinds = np.zeros((MAX_RULES, 2), np.uint8)  # whether it has a byte of ESCAPED, of ASCII
-        self._lacking = np.zeros(MAX_RULES, np.int64)
-        self._set = np.zeros(MAX_PARTS // 64, np.uint64)  # the set under way
-        self._members = np.zeros(MAX_PARTS, np.int32)
-        self._following = np.zeros((MAX_MOVES, 1 + 2 * MOST_REPEATS), np.int32)  # shapes and bounds
-        self._alike = np.zeros(256, np.bool_)  # the bytes after which a step leads to the same
+        tables = self.tables = untouched((1,), TABLES)[0]
+        self._counts, self._sets, self._parts, self._bounds = (tables[n] for n in ("counts", "sets", "parts", "bounds"))
+        self._table, self._part_table = tables["set_table"], tables["part_table"]
+        self._shapes, self._rules, self._moves = tables["shapes"], tables["rules"], tables["moves"]
+        self._rule_keys, self._rule_at, self._lacking = tables["rule_keys"], tables["rule_at"], tables["lacking"]
+        self._has_byte, self._kinds, self._following = tables["has_byte"], tables["kinds"], tables["following"]
+        self._counts[SETS_ROOM], self._counts[PARTS_ROOM] = MAX_SETS, MAX_PARTS
         self._path = np.zeros((0, 3), np.int64)
         self._exits = np.empty((0, 5), np.int64)
         self._out = np.empty((0, 4), np.int64)
         self._no_needs = np.zeros(0, np.uint16)
-        self.tables = (
-            self._counts, self._sets, self._steps, self._about_sets, self._table, self._parts, self._bounds,
-            self._part_table, self._shapes, self._rule_keys, self._rule_at, self._rules, self._moves, self._has_byte,
-            self._kinds, self._lacking, self._set, self._members, self._following, self._alike,
-        )  # fmt: skip
         self.age = 0  # grows where the numbers of sets mean others
         self.forget()
 
@@ -452,7 +461,8 @@ def rule_key(part, parts, bounds, shapes):
 @nb.njit(cache=True, nogil=True)
 def find_part(tables, row):
     """The number of the part of a row of ``following``, a new one if there is none; NO_ROOM if there is no room."""
-    counts, _, _, _, _, parts, bounds, table, shapes = tables[:9]
+    counts, parts, bounds, table = tables.counts, tables.parts, tables.bounds, tables.part_table
+    shapes = tables.shapes
     shape = np.int64(row[0])
     num_bounds = 2 * shapes[shape, NUM_REPEATS]
     key = np.uint64(shape + 1) * np.uint64(0x9E3779B97F4A7C15)
@@ -470,7 +480,7 @@ def find_part(tables, row):
                 return found
         slot = (slot + 1) & slots
     number = counts[NUM_PARTS]
-    if number == len(parts):
+    if number == counts[PARTS_ROOM]:
         return np.int64(NO_ROOM)
     counts[NUM_PARTS] = number + 1
     table[slot] = number
@@ -535,8 +545,9 @@ def row_slot(table, rows, wanted):
 def find_set(tables, count):
     """The number of the set of the parts in the first rows of ``following``, without those whose texts another one has
     too; a new number if there is none. NO_ROOM if there is no room."""
-    counts, sets, steps, about_sets, table, parts, _, _, shapes = tables[:9]
-    wanted, following = tables[16], tables[18]
+    counts, sets, steps, about_sets = tables.counts, tables.sets, tables.steps, tables.about_sets
+    table, parts, shapes = tables.set_table, tables.parts, tables.shapes
+    wanted, following = tables.set, tables.following
     words = sets.shape[1]
     for w in range(words):
         wanted[w] = 0
@@ -576,12 +587,14 @@ def find_set(tables, count):
     if table[slot] > 0:
         return np.int64(table[slot])
     number = counts[NUM_SETS]
-    if number == len(sets):
+    if number == counts[SETS_ROOM]:
         return np.int64(NO_ROOM)
     counts[NUM_SETS] = number + 1
     table[slot] = number
-    sets[number] = wanted
-    steps[number] = NOT_MADE
+    for w in range(words):
+        sets[number, w] = wanted[w]
+    for b in range(256):
+        steps[number, b] = NOT_MADE
     about_sets[number, S_LEFT], about_sets[number, S_PADDING] = left, padding
     about_sets[number, S_WIDE], about_sets[number, S_LACKED_IN] = wide, 0
     about_sets[number, S_MOST], about_sets[number, S_WHOLE] = most, is_whole
@@ -592,8 +605,9 @@ def find_set(tables, count):
 @nb.njit(cache=True, nogil=True)
 def rule_of(tables, part):
     """The number of the part's rule; NO_RULE if it is missing, which is noted once."""
-    counts, _, _, _, _, parts, bounds, _, shapes, keys, values = tables[:11]
-    lacking = tables[15]
+    counts, parts, bounds, shapes = tables.counts, tables.parts, tables.bounds, tables.shapes
+    keys, values = tables.rule_keys, tables.rule_at
+    lacking = tables.lacking
     key = rule_key(part, parts, bounds, shapes)
     at = rule_slot(keys, key)
     if keys[at] == -1 or values[at] == NO_RULE:
@@ -609,8 +623,8 @@ def rule_of(tables, part):
 def members_of(tables, number):
     """How many parts a set has, whose numbers are written to ``members``. Negative if rules of some are missing; those
     are noted, each once."""
-    counts, sets, _, about_sets = tables[:4]
-    members = tables[17]
+    counts, sets, about_sets = tables.counts, tables.sets, tables.about_sets
+    members = tables.members
     found = 0
     is_whole = True
     for w in range((counts[NUM_PARTS] + 63) >> 6):
@@ -653,15 +667,18 @@ def follow(moves, m, bounds, part, shapes, row):
 @nb.njit(cache=True, nogil=True)
 def make_step(tables, number, byte):
     """The set after a byte, which is noted for all bytes that are alike; or one of the other steps."""
-    counts, _, steps, _, _, parts, bounds, _, shapes, keys, values, rules, moves, has_byte = tables[:14]
-    members, following, alike = tables[17], tables[18], tables[19]
+    counts, steps, parts, bounds = tables.counts, tables.steps, tables.parts, tables.bounds
+    shapes, keys, values, rules = tables.shapes, tables.rule_keys, tables.rule_at, tables.rules
+    moves, has_byte = tables.moves, tables.has_byte
+    members, following, alike = tables.members, tables.following, tables.alike
     if counts[WORK] > counts[MOST_WORK]:
         return np.int64(NO_ROOM)
     num_members = members_of(tables, number)
     if num_members < 0:
         return np.int64(LACKS_RULES)
     count = np.int64(0)
-    alike[:] = True
+    for b in range(256):
+        alike[b] = 1
     for i in range(num_members):
         part = members[i]
         rule = values[rule_slot(keys, rule_key(part, parts, bounds, shapes))]
@@ -688,7 +705,7 @@ def make_step(tables, number, byte):
 def read_sets(tables, s, data, is_counted):
     """Follow the bytes ``data`` from a set, up to one that is refused or whose step is not told. Returns how many were
     followed, in whole characters if ``is_counted``, how many characters begin in them, and the set behind them."""
-    steps = tables[2]
+    steps = tables.steps
     size, count, after = np.int64(0), np.int64(0), np.int64(s)
     begun = missing = np.int64(0)
     s = np.int64(s)
@@ -717,8 +734,9 @@ _NO, _YES = np.bool_(False), np.bool_(True)  # not literals, for which numba wou
 def after_backslash(tables, number, may_be_any):
     """The characters of the shortest text that begins with an escape, of any character if it ``may_be_any``, else of
     one that needs it. NEVER for none; LACKS_RULES, NO_ROOM."""
-    _, _, _, _, _, parts, bounds, _, shapes, keys, values, rules, moves = tables[:13]
-    kinds, members, following = tables[14], tables[17], tables[18]
+    parts, bounds, shapes, keys = tables.parts, tables.bounds, tables.shapes, tables.rule_keys
+    values, rules, moves = tables.rule_at, tables.rules, tables.moves
+    kinds, members, following = tables.kinds, tables.members, tables.following
     num_members = members_of(tables, number)
     if num_members < 0:
         return np.int64(LACKS_RULES)
@@ -748,7 +766,7 @@ def walk_sets(
     Returns the numbers of exits and of regions that are left, which are in ``out``: those where a rule is missing, and
     those at a ``u`` behind a backslash. The last is negative where there is no room for another set, or too much work.
     """
-    counts, _, steps, about_sets = tables[:4]
+    counts, steps, about_sets = tables.counts, tables.steps, tables.about_sets
     num_exits = num_out = 0
     for p in range(len(pending)):
         node = pending[p, 0]

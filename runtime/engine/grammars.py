@@ -82,7 +82,8 @@ class Grammars:
         if walks is None:
             return
         log.warning(
-            "compiling the code that makes grammars' masks, once for this machine; answers with a grammar wait a minute"
+            "compiling the code that makes grammars' masks, once for this machine; "
+            "answers with a grammar wait for it, a minute or two"
         )
         if self._is_closed:
             walks.kill()
