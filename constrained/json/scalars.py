@@ -343,14 +343,17 @@ class Scalars:
         machine = self.machine
         machine.set_short_twin(state, lambda: self._short_twin(exprs, spelling))
         if len(exprs) == 1 and spelling.counted <= (1 if self.ex.is_plain[exprs[0]] else 0):
-            machine.string_texts[state] = StringText(
-                exprs[0], spelling.free, spelling.counted == 1, lambda expr: self._string((expr,), spelling)
-            )
+            machine.string_texts[state] = self._text(exprs[0], spelling)
         near, owed = _near(self._reach, exprs, spelling)
         if near != exprs:
             machine.set_twin(state, lambda: self._string(near, spelling), owed=owed)
         elif self._reach.has_large_counts(exprs):
             machine.set_stand_ins(state, lambda: self._stand_ins(exprs, spelling))
+
+    def _text(self, expr: int, spelling: Spelling, *, is_escaping: bool = False) -> StringText:
+        return StringText(
+            expr, spelling.free, spelling.counted == 1, lambda expr: self._string((expr,), spelling), is_escaping
+        )
 
     def _short_twin(self, exprs: tuple[int, ...], spelling: Spelling) -> tuple[int, int]:
         near, owed = _near(self._short_reach, exprs, spelling)
@@ -461,17 +464,30 @@ class Scalars:
                 row[SLASH] = self._string(self._derive(exprs, b"/"), spelling)
             row[ord("u")] = self._code_point(exprs, spelling, free, "")
 
-        return machine.state(
-            ("escape", exprs, spelling),
-            lambda: self._within_escape(fill, exprs, spelling, ANY if free else ESCAPED, detour=True),
-        )
+        def make() -> int:
+            is_joint = len(exprs) == 1 and not spelling.counted and not self.ex.is_plain[exprs[0]]
+            codes = ANY if free else ESCAPED
+            state = self._within_escape(fill, exprs, spelling, codes, detour=True, recurs=is_joint)
+            if is_joint:
+                machine.escape_texts[state] = self._text(exprs[0], spelling, is_escaping=True)
+            return state
+
+        return machine.state(("escape", exprs, spelling), make)
 
     def _within_escape(
-        self, fill: Fill, exprs: tuple[int, ...], spelling: Spelling, codes: Ranges, *, detour: bool
+        self,
+        fill: Fill,
+        exprs: tuple[int, ...],
+        spelling: Spelling,
+        codes: Ranges,
+        *,
+        detour: bool,
+        recurs: bool = False,
     ) -> int:
         """A new state in the escape of one of the characters ``codes``."""
         left = self.left_after(exprs[0], codes) if spelling.counted else 0
-        return self.machine.add_state(fill, counted=2 if spelling.counted else 0, left=left, detour=detour)
+        counted = 2 if spelling.counted else 0
+        return self.machine.add_state(fill, counted=counted, left=left, detour=detour, recurs=recurs)
 
     def left_after(self, must: int, codes: Ranges) -> int:
         """The number of characters of the shortest text that begins with one of ``codes``."""

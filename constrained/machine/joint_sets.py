@@ -131,8 +131,8 @@ class JointSets:
         return int(self._counts[NUM_TOLD]) - 1
 
     def walk(self, trie: Trie, text: StringText, mask: np.ndarray) -> Found:
-        """As ``PartSets.walk``, of a string that is not counted. A ``/`` behind a backslash is not walked either where
-        it may be allowed."""
+        """As ``PartSets.walk``, of a string that is not counted, also right behind a backslash. A ``/`` there is not
+        walked either where it may be allowed."""
         self._make_room()
         if len(self._path) < trie.max_depth + 2:
             self._path = np.zeros((trie.max_depth + 2, 2), np.int64)
@@ -180,7 +180,8 @@ class JointSets:
     def _walk(self, trie: Trie, text: StringText, mask: np.ndarray) -> Found:
         nodes = (trie.node_byte, trie.node_depth, trie.node_end, trie.first_token, trie.num_tokens, trie.token_order)
         parts = self._part_sets
-        pending = np.array([[-1, self._joint(text.expr), BETWEEN]], np.int64)
+        place = BEHIND_BACKSLASH if text.is_escaping else BETWEEN
+        pending = np.array([[-1, self._joint(text.expr), place]], np.int64)
         exits: list[np.ndarray] = []
         regions: list[tuple[int, int, int]] = []
         num_asked = 0

@@ -143,6 +143,7 @@ class Machine:
         self.stand_ins: dict[int, StandIns] = {}
         self.short_twins: dict[int, Callable[[], tuple[int, int]]] = {}  # see ``set_short_twin``
         self.string_texts: dict[int, StringText] = {}  # by state
+        self.escape_texts: dict[int, StringText] = {}  # by state right behind a backslash, which recurs
         self.read_text: Callable[[int, StringText, bytes], tuple[int, int, int]] | None = None  # see ``StringReader``
         self._steps: dict[int, Step] = {}  # by state; see ``add_state``
         self.apart: set[int] = set()  # states; see ``add_state``

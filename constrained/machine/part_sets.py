@@ -103,12 +103,14 @@ class StringText(NamedTuple):
     """The rest of a string, before a character. ``is_free``: it may use every escape where any character may follow.
 
     ``is_counted``: its characters are counted. ``state_of(expr)``: the machine's state before the rest ``expr``.
+    ``is_escaping``: a backslash was just read.
     """
 
     expr: int
     is_free: bool
     is_counted: bool
     state_of: Callable[[int], int]
+    is_escaping: bool = False
 
 
 class Found(NamedTuple):
