@@ -434,7 +434,13 @@ class Runtime(Connection):
 
 
 class Engine(Connection):
-    """An engine on a thread of this process, behind the same messages."""
+    """An engine on a thread of this process, behind the same messages.
+
+    While it runs, Python's lock changes hands within a tenth of a millisecond (``sys.setswitchinterval``), as its steps
+    would wait 5 for every other thread. Python's full garbage collections hold steps up too, for tenths of a second
+    where the process has many objects: call ``gc.freeze()`` once all that lasts is loaded, or use ``Runtime``, whose
+    process does.
+    """
 
     def __init__(self, model: str | EngineConfig | ServerArgs | None = None, **options: Any) -> None:
         self.config = make_config(model, options)

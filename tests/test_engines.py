@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 
 import phloem
@@ -11,6 +12,7 @@ from phloem.engines import make_config
 from phloem.protocol.address import ClientKeys, ServerKeys, new_key_pair
 from phloem.protocol.errors import EngineLost
 from phloem.runtime.config import EngineConfig
+from phloem.runtime.process.loop import SWITCH_S
 from phloem.tests.runtime.encoder.tiny_encoder import make_encoder
 from phloem.tests.runtime.string_engine import StringEngine
 from phloem.tests.runtime.wire import wait_until
@@ -206,6 +208,15 @@ def test_an_engine_made_elsewhere_has_the_same_face():
     engine.shutdown()
     with pytest.raises(phloem.EngineLost, match="closed"):
         engine.generate("sap")
+
+
+def test_while_engines_run_a_thread_gives_pythons_lock_away_soon():
+    before = sys.getswitchinterval()
+    with phloem.Engine.over(StringEngine(reply=lambda prompt, op: prompt)) as one:
+        with phloem.Engine.over(StringEngine(reply=lambda prompt, op: prompt)) as other:
+            assert one.generate("sap").text == other.generate("sap").text == "sap"
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    assert sys.getswitchinterval() == pytest.approx(before)
 
 
 def test_an_engine_thread_that_fails_says_so(caplog):

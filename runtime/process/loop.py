@@ -45,6 +45,31 @@ MAX_FAULTS_IN_A_ROW = 3
 SWITCH_S = 0.0001
 
 
+class _QuickSwitches:
+    """While it is open, once or more often, a thread gives Python's lock away ``SWITCH_S`` after another one asks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_open = 0
+        self._before_s = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_open:
+                self._before_s = sys.getswitchinterval()
+                sys.setswitchinterval(SWITCH_S)
+            self._num_open += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_open -= 1
+            if not self._num_open:
+                sys.setswitchinterval(self._before_s)
+
+
+_quick_switches = _QuickSwitches()
+
+
 class EngineLike(Protocol):
     """The engine's methods that the loop calls, all on one thread."""
 
@@ -101,6 +126,18 @@ def serve_engine(
     A fault in a step ends every program of the engine, and the loop goes on; ``MAX_FAULTS_IN_A_ROW`` of them without
     a good step between raise ``EngineBroken``. GangLost is raised at once: no program is answered.
     """
+    with _quick_switches:
+        _serve(engine, engine_socket, stop, publish, garbage)
+    engine_socket.send(_end_all(engine, [], EngineLost("the engine was stopped")))
+
+
+def _serve(
+    engine: EngineLike,
+    engine_socket: EngineSocket,
+    stop: Callable[[], bool],
+    publish: Callable[[], None] | None,
+    garbage: Garbage | None,
+) -> None:
     faults = 0
     while not stop():
         inbox = engine_socket.receive(0.0 if engine.has_work else IDLE_WAIT_S)
@@ -125,7 +162,6 @@ def serve_engine(
             publish()
         if garbage is not None:
             garbage.after_step(is_idle=not inbox and not engine.has_work)
-    engine_socket.send(_end_all(engine, [], EngineLost("the engine was stopped")))
 
 
 def _end_all(engine: EngineLike, inbox: Inbox, error: PhloemError) -> Outbox:
@@ -162,7 +198,6 @@ def run_engine(
     """
     engine = (make_engine or real_engine)(config, progress)
     garbage = Garbage()
-    switch_s = sys.getswitchinterval()
     stopping = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -172,7 +207,6 @@ def run_engine(
     context: zmq.Context[Any] = zmq.Context()
     before: dict[int, Any] = {}
     publisher: CachePublisher | None = None
-    sys.setswitchinterval(SWITCH_S)
     try:
         event_keys = keys if has_private_events else None
         publisher = publisher_of(engine, config.cache_events_url, context, keys=event_keys)
@@ -190,7 +224,6 @@ def run_engine(
             signal.signal(number, handler)
         engine.close()
         garbage.close()
-        sys.setswitchinterval(switch_s)
         if publisher is not None:
             publisher.close()
         context.term()
