@@ -436,10 +436,10 @@ class Runtime(Connection):
 class Engine(Connection):
     """An engine on a thread of this process, behind the same messages.
 
-    While it runs, Python's lock changes hands within a tenth of a millisecond (``sys.setswitchinterval``), as its steps
-    would wait 5 for every other thread. Python's full garbage collections hold steps up too, for tenths of a second
-    where the process has many objects: call ``gc.freeze()`` once all that lasts is loaded, or use ``Runtime``, whose
-    process does.
+    While it runs, ``sys.setswitchinterval`` is 0.1 ms instead of Python's 5 ms: an engine's step asks for the global
+    interpreter lock (GIL) many times, and each time it would wait so long for a thread that computes. A full garbage
+    collection of Python stops the engine too, for tenths of a second in a process with many objects. Call
+    ``gc.freeze()`` once everything is loaded, or use ``Runtime``: the engine's own process freezes its objects.
     """
 
     def __init__(self, model: str | EngineConfig | ServerArgs | None = None, **options: Any) -> None:

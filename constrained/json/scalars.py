@@ -469,7 +469,7 @@ class Scalars:
             codes = ANY if free else ESCAPED
             state = self._within_escape(fill, exprs, spelling, codes, detour=True, recurs=is_joint)
             if is_joint:
-                machine.escape_texts[state] = self._text(exprs[0], spelling, is_escaping=True)
+                machine.string_texts[state] = self._text(exprs[0], spelling, is_escaping=True)
             return state
 
         return machine.state(("escape", exprs, spelling), make)

@@ -143,7 +143,6 @@ class Machine:
         self.stand_ins: dict[int, StandIns] = {}
         self.short_twins: dict[int, Callable[[], tuple[int, int]]] = {}  # see ``set_short_twin``
         self.string_texts: dict[int, StringText] = {}  # by state
-        self.escape_texts: dict[int, StringText] = {}  # by state right behind a backslash, which recurs
         self.read_text: Callable[[int, StringText, bytes], tuple[int, int, int]] | None = None  # see ``StringReader``
         self._steps: dict[int, Step] = {}  # by state; see ``add_state``
         self.apart: set[int] = set()  # states; see ``add_state``
@@ -802,7 +801,7 @@ class Machine:
             return 0, state, aux
         self.settle(state)
         text = self.string_texts.get(state)
-        if text is None:
+        if text is None or text.is_escaping:
             return 0, state, aux
         arrays, frame = self.arrays, self.stack_frames[stack]
         if arrays[walk.FRAME_FILTER][frame]:

@@ -370,7 +370,7 @@ class Masks:
         ``part``: the trie of some tokens; None for all.
         """
         key = (state, aux, barrier)
-        text = self.machine.string_texts.get(state) or self.machine.escape_texts.get(state)
+        text = self.machine.string_texts.get(state)
         if text is not None:
             with suppress(NoParts):
                 return self._walk_text(key, text, part)

@@ -60,6 +60,7 @@ TEXT_SHAPE = 0  # that of any character, repeated
 M_BYTES, M_SHAPE, M_BOUNDS = range(3)
 M_FROM, M_LESS, M_LOW, M_HIGH = range(4)
 NUM_SETS, NUM_PARTS, NUM_LACKING, WORK, ROUND, MOST_WORK, SETS_ROOM, PARTS_ROOM = range(8)
+# Of counts, SETS_ROOM and PARTS_ROOM say for how many sets and parts there is room.
 # Compiled code gets the tables as one record. With a tuple of arrays each call would pass every length and stride, and
 # the code would take half as long again to compile.
 TABLES = np.dtype(

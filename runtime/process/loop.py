@@ -46,7 +46,10 @@ SWITCH_S = 0.0001
 
 
 class _QuickSwitches:
-    """While it is open, once or more often, a thread gives Python's lock away ``SWITCH_S`` after another one asks."""
+    """While a loop of this process is inside it, a thread gives the GIL away ``SWITCH_S`` after another thread asks.
+
+    Loops may enter it at the same time; when the last one leaves, Python's interval is what it was before.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -51,7 +51,7 @@ def test_a_walk_finds_what_the_states_of_the_machine_allow(
             places = [(state, machine.string_texts.get(state))]
             if machine.recurring[state]:
                 behind = int(machine.row(state)[ord("\\")])
-                places.append((behind, machine.escape_texts.get(behind)))
+                places.append((behind, machine.string_texts.get(behind)))
             for state, text in places:
                 if text is None or machine.expressions.is_plain[text.expr]:
                     continue
