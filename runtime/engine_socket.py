@@ -45,6 +45,7 @@ FRAMES_PER_RECEIVE = 4096
 SEND_QUEUE_FRAMES = 256  # frames ZeroMQ holds for a client before it waits here
 UNREAD_SUBMITS = 16  # a client that takes nothing may send so many of the largest submits more
 FRAME_BYTES = 1_000  # what the reply to the smallest frame costs
+STALL_S = 5.0  # between two looks at the socket: a long step, or a machine that stood still with all its clients
 RETRY_S = 0.005  # how soon a client that could take no more is tried again
 LINGER_MS = 1_000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000  # of TCP peers, answered by ZeroMQ's own thread
@@ -82,7 +83,7 @@ class EngineSocket:
         self._peers: dict[bytes, _Peer] = {}
         self._departed: list[bytes] = []  # clients whose ``Bye`` is not in an inbox yet
         self._backlog: dict[bytes, None] = {}  # clients whose frame ZeroMQ would not take yet
-        self._next_check = clock()
+        self._next_check = self._looked_s = clock()
         self._ipc_path: Path | None = None  # the socket's file, removed by close()
         check_url(url, has_keys=keys is not None)
         context = context or zmq.Context.instance()
@@ -121,6 +122,10 @@ class EngineSocket:
                 break
             self._take(frames, inbox)
         now = self._clock()
+        stood_s, self._looked_s = now - self._looked_s, now
+        if stood_s > STALL_S:
+            for client in self._peers.values():
+                client.heard = min(now, client.heard + stood_s)
         if is_drained and now >= self._next_check:  # with messages unread, a client that seems silent may not be
             self._next_check = now + min(1.0, self._client_timeout_s / 4)
             self._drop_silent(now, inbox)

@@ -4,10 +4,11 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import msgspec
 import pytest
-from phloem.protocol import errors
+from phloem.protocol import channel, errors
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.client import Client
@@ -333,6 +334,18 @@ def test_an_engine_that_answers_pings_is_not_silent(talk):
     assert heard.rest() == []
 
 
+def test_time_in_which_the_client_stood_still_is_no_silence_of_its_engine(talk, monkeypatch):
+    ahead_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0])
+    monkeypatch.setattr(channel, "time", clock)
+    heard = talk.submit(ask())
+    talk.engine.hear(m.Ping)
+    ahead_s[0] = 1000.0
+    talk.engine.hear(m.Ping)
+    talk.engine.hear(m.Ping)  # sent after it looked at how long its engine had been silent
+    assert heard.rest() == [] and talk.client.silent_s < 999.0
+
+
 def test_a_lost_engine_s_error_is_the_reason_that_its_process_gives(tmp_path):
     died = threading.Event()
     talk = Talk(f"ipc://{tmp_path}/s", engine_alive=lambda: "it was ended by SIGKILL" if died.is_set() else None)
@@ -350,16 +363,19 @@ def test_a_frame_that_is_not_of_the_protocol_ends_the_talk(talk):
 
 
 def test_a_client_the_engine_dropped_knows_it(request):
-    now_s = itertools.count(0, 60)  # every look at the clock is a minute later
-    engine = StringEngine(heartbeat_s=0.05)
+    now_s = itertools.count(0, 4)  # every look at the clock is so many seconds later
+    engine = StringEngine(heartbeat_s=60.0)  # so that the client is silent
     engine_socket = EngineSocket(
         f"inproc://{request.node.name}", engine.welcome(), client_timeout_s=30.0, clock=lambda: next(now_s)
     )
-    over = threading.Event()
+    over, is_dropped = threading.Event(), threading.Event()
 
     def run() -> None:
         while not over.is_set():
-            engine_socket.send(engine.step(engine_socket.receive(0.01)))
+            inbox = engine_socket.receive(0.01)
+            if any(isinstance(message, m.Bye) for _, message in inbox):
+                is_dropped.set()
+            engine_socket.send(engine.step(inbox))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -372,6 +388,7 @@ def test_a_client_the_engine_dropped_knows_it(request):
     else:
         kinds = failures(heard.until(m.Closed))
         assert set(kinds.values()) <= {"EngineLost"}
+    assert is_dropped.wait(WAIT_S)
     with pytest.raises(errors.EngineLost, match="Hello|silent"):
         client.query("info")
     client.close()

@@ -137,6 +137,17 @@ def test_a_long_step_of_the_engine_is_not_a_silence_of_its_clients(pair):
     assert client.hear() == [m.Pong()]
 
 
+def test_a_machine_that_stood_still_is_not_a_silence_of_its_clients(pair):
+    client = pair.join()
+    client_id = pair.client_id(client)
+    pair.clock.now_s += 1000.0
+    assert pair.receive() == []  # what the client would have sent was not sent either
+    for _ in range(3):
+        pair.clock.now_s += 4.0
+        inbox = pair.receive()
+    assert inbox == [(client_id, m.Bye())] and "silent for 12.0 s" in client.hear()[0].error.message
+
+
 def test_a_client_that_vanished_is_noticed_when_it_is_spoken_to(tmp_path):
     pair = Pair(f"ipc://{tmp_path}/s")
     client = pair.join()

@@ -83,7 +83,7 @@ def answers(engine: EngineCore, programs: list[list[AnyOp]], *, budget_s: float)
     driver.run()
     num_deferred = engine.metrics()["masks_deferred"]
     engine.close()
-    return [shown(outcome) for outcome in outcomes], num_deferred
+    return [shown(outcome, with_forced=False) for outcome in outcomes], num_deferred
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_sequence_preempted_while_a_mask_is_made_keeps_its_token(tiny_model_pa
         assert len(engine.loop.deferred) == 1 and engine.scheduler.num_waiting == 0
     held.driver.run()
     engine.close()
-    assert shown(held.outcome) == want
+    assert shown(held.outcome, with_forced=False) == want
 
 
 def test_an_engine_closes_while_a_mask_is_made(tiny_model_path: Path) -> None:

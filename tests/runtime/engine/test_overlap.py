@@ -82,13 +82,15 @@ def answers(engine: EngineCore, programs: list[list[AnyOp]]) -> list[object]:
     return [shown(outcome) for outcome in outcomes]
 
 
-def shown(outcome: Outcome) -> object:
+def shown(outcome: Outcome, *, with_forced: bool = True) -> object:
+    """What a program got; how many of its tokens were forced depends on what ran beside it where many rows decode."""
     found: list[object] = []
     for op, done in sorted(outcome.done.items()):
         meta = done.meta
         if isinstance(meta, m.GenMeta):
             for c in meta.candidates:
-                found.append((c.token_ids, c.finish_reason, c.matched_stop, c.completion_tokens, c.forced_tokens))
+                found.append((c.token_ids, c.finish_reason, c.matched_stop, c.completion_tokens))
+                found += [c.forced_tokens] if with_forced else []
                 found += [rounded(t) for t in c.logprobs]
             found += [rounded(t) for t in meta.prompt_logprobs]
             found.append(meta.prompt_tokens)

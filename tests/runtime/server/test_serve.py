@@ -243,7 +243,9 @@ def test_a_real_model_chats_streams_caches_and_follows_schemas(smollm2_path):
         "required": ["tree", "is_tall"],
         "additionalProperties": False,
     }
-    with process(smollm2_path) as started, openai.OpenAI(base_url=f"{address(started)}/v1", api_key="x") as client:
+    with process(smollm2_path) as started:
+        url = address(started)
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="x")
         ask = {"model": "under-test", "messages": HELLO, "max_tokens": 12, "temperature": 0}
         whole = client.chat.completions.create(**ask)
         text, usage = "", None
@@ -252,6 +254,7 @@ def test_a_real_model_chats_streams_caches_and_follows_schemas(smollm2_path):
             usage = chunk.usage or usage
         assert text == whole.choices[0].message.content != ""
         assert whole.usage.prompt_tokens_details.cached_tokens == 0
+        assert [(one["restarts"], one["last_error"]) for one in fleet(url)["replicas"]] == [(0, "")]  # else its cache was lost
         assert usage.prompt_tokens_details.cached_tokens >= usage.prompt_tokens - 1
         assert usage.completion_tokens == whole.usage.completion_tokens
 
