@@ -254,7 +254,7 @@ def test_a_real_model_chats_streams_caches_and_follows_schemas(smollm2_path):
             usage = chunk.usage or usage
         assert text == whole.choices[0].message.content != ""
         assert whole.usage.prompt_tokens_details.cached_tokens == 0
-        assert [(one["restarts"], one["last_error"]) for one in fleet(url)["replicas"]] == [(0, "")]  # else its cache was lost
+        assert [(one["restarts"], one["last_error"]) for one in fleet(url)["replicas"]] == [(0, "")]
         assert usage.prompt_tokens_details.cached_tokens >= usage.prompt_tokens - 1
         assert usage.completion_tokens == whole.usage.completion_tokens
 
