@@ -17,6 +17,7 @@ import tokenizers
 
 from ...protocol.errors import InvalidRequest, PromptTooLong
 from .detokenizer import Detokenizer
+from .recent_texts import RecentTexts
 from .spelling import SPACE
 from .stop_patterns import StopPattern
 
@@ -78,6 +79,7 @@ class Tokenizer:
         self._table = table
         self._ids = ids
         self._prefix_space = prefix_space
+        self._recent = RecentTexts(self._encode_pieces)
         self._stop_patterns: dict[str, StopPattern] = {}
         self._id_of_special = {token.text: token_id for token_id, token in table.special.items()}
         self.token_bytes = table.token_bytes
@@ -182,11 +184,11 @@ class Tokenizer:
             text = " " + text
         if SPACE in text and self._space_sign_ids:
             first, *others = text.split(SPACE)
-            ids = self._encode_pieces(first)
+            ids = self._recent.encode(first)
             for piece in others:
-                ids += [*self._space_sign_ids, *self._encode_pieces(piece)]
+                ids += [*self._space_sign_ids, *self._recent.encode(piece)]
             return ids
-        return self._encode_pieces(text)
+        return self._recent.encode(text)
 
     def _encode_pieces(self, text: str) -> list[int]:
         try:
