@@ -44,6 +44,7 @@ from .word_tiles import has_word_tiles
 
 KEYS = 64  # of a tile
 LOWEST = np.float32(-1.0e37)  # the highest score of no keys: finite, so that the difference of two is a number
+RISE = np.float32(8.0)  # by which the highest score has to rise, as an exponent of 2, before sums are rescaled
 _MINUS_INF = np.float32(-np.inf)
 _LOG2_E = np.float32(1.44269504)
 
@@ -294,10 +295,12 @@ add_product, add_words_product = (_multiplier(words=words, adds=True) for words 
 
 @helper
 def weigh(softmax: Softmax, seen: SeenKeys, scores: int, sums: int, vectors: int, padded: int, columns: int) -> None:
-    """Makes weights of scores, relative to the highest score so far; rescales earlier sums where it rises.
+    """Makes weights of scores, relative to a reference; raises it to the highest score where that is higher by
+    ``RISE``, and rescales earlier sums then. So weights are at most 256, and most tiles rescale nothing: the way of
+    FlashAttention-4 (Dao and others, 2026).
 
-    The highest scores are kept as exponents of 2. Where four neighbouring vectors take one way together, each has the
-    bits of its own way.
+    References are kept as exponents of 2. Where four neighbouring vectors take one way together, each has the bits of
+    its own way.
     """
     in_words = softmax.in_words
     vector = 0
@@ -357,9 +360,10 @@ def _raise_four(softmax: Softmax, scores: int, sums: int, vectors: int, padded: 
         _highest(scores, line + 2 * KEYS),
         _highest(scores, line + 3 * KEYS),
     )
-    new = max16(top * splat16(softmax.scale * _LOG2_E), old)
-    rises = above16(new, old)
+    top = top * splat16(softmax.scale * _LOG2_E)
+    rises = above16(top, old + splat16(RISE))
     if rises != 0:
+        new = choose16(rises, top, old)
         store4_f32(highests, vector, new)
         for i in range(4):
             if rises >> (4 * i) & 1 != 0:
@@ -405,8 +409,8 @@ def _raise_one(
             store16_f32(scores, line + first, score)
         top = max16(score, top)
     old = get_f32(highests, vector)
-    new = max(old, highest16(top) * (scale * _LOG2_E))
-    if new > old:
+    new = highest16(top) * (scale * _LOG2_E)
+    if new > old + RISE:
         put_f32(highests, vector, new)
         _rescale(sums, vectors, padded, vector, old - new)
 

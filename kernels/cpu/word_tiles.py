@@ -75,6 +75,40 @@ def multiply_block(*, last: bool, adds: bool) -> Any:
     return emit
 
 
+def multiply_two_blocks(*, adds: bool) -> Any:
+    """``multiply_block`` of 32 rows: a tile of columns is loaded once for both blocks, and four sums grow at a time."""
+    pairs = [(i, j) for i in range(2) for j in range(2)]
+
+    def emit(builder: Any, a: Any, a_step: Any, b: Any, b_step: Any, c: Any, c_step: Any, count: Any) -> None:
+        line = amx.TILE_LEN
+        a_block, c_block = (builder.mul(step, number(TILE_ROWS)) for step in (a_step, c_step))
+        places = [
+            builder.add(c, builder.add(builder.mul(c_block, number(i)), number(line * j)) if i else number(line * j))
+            for i, j in pairs
+        ]
+        for (i, j), place in zip(pairs, places, strict=True):
+            if adds:
+                amx.load_tile(builder, _SUMS[i][j], place, c_step)
+            else:
+                amx.clear_tile(builder, _SUMS[i][j])
+
+        def step(_: Any, state: list[Any]) -> list[Any]:
+            a, b = state
+            for j in range(2):
+                amx.load_tile(builder, _COLUMNS[j], builder.add(b, number(line * j)), b_step)
+            for i, block in enumerate((a, builder.add(a, a_block))):
+                amx.load_tile(builder, _ROWS[i], block, a_step)
+                for j in range(2):
+                    amx.add_word_products(builder, _SUMS[i][j], _ROWS[i], _COLUMNS[j])
+            return [builder.add(a, number(line)), builder.add(b, builder.mul(b_step, number(LANES)))]
+
+        carry(builder, count, [a, b], step)
+        for (i, j), place in zip(pairs, places, strict=True):
+            amx.store_tile(builder, _SUMS[i][j], place, c_step)
+
+    return emit
+
+
 def multiply_keys_block(builder: Any, keys: Any, key_bytes: Any, queries: Any, to: Any, count: Any) -> None:
     """Scores of 32 keys, rows of words, with 16 queries, columns of words: float32 [32 keys, 16 queries] at ``to``.
 
@@ -110,6 +144,7 @@ def _multiplier(*, adds: bool) -> Any:
         )
         for is_last in (False, True)
     )
+    both = _with_tiles(f"both{'_add' if adds else ''}", 7, multiply_two_blocks(adds=adds))
 
     @helper
     def product(
@@ -119,6 +154,12 @@ def _multiplier(*, adds: bool) -> Any:
         turns = (count + LANES - 1) // LANES
         for v in range(0, num_vectors, 2):
             left, right, to = a, b + _WORD_BYTES * LANES * v, c + _WORD_BYTES * LANES * v
+            if num_rows % (2 * TILE_ROWS) == 0:  # the last block is whole
+                for _ in range(0, num_rows, 2 * TILE_ROWS):
+                    both(left, a_bytes, right, b_bytes, to, c_bytes, turns)
+                    left += 2 * TILE_ROWS * a_bytes
+                    to += 2 * TILE_ROWS * c_bytes
+                continue
             for _ in range(TILE_ROWS, num_rows, TILE_ROWS):
                 whole(left, a_bytes, right, b_bytes, to, c_bytes, turns)
                 left += TILE_ROWS * a_bytes
