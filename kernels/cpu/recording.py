@@ -104,8 +104,12 @@ class Arena:
         size = math.prod(shape) * dtype.itemsize
         span = self._take(max(1, -(-(size + int(self._spare * size)) // _ALIGNMENT)) * _ALIGNMENT)
         memory = self._chunks[span.chunk][span.start : span.start + size]
+        known = _NUMPY.get(dtype)
+        if known is not None:  # a view of torch's takes longer, and more so inside a recording
+            memory = memory.view(known).reshape(shape)
         weakref.finalize(memory, self._give_back, self._turn, span).atexit = False  # a view keeps ``memory`` alive too
-        return torch.from_numpy(memory).view(dtype).view(shape)
+        made = torch.from_numpy(memory)
+        return made if known is not None else made.view(dtype).view(shape)
 
     def words(self, count: int) -> np.ndarray:
         """int64 [count], shared by all tapes of this arena."""
@@ -157,6 +161,9 @@ def _aligned_bytes(size: int) -> np.ndarray:
     return memory[start : start + size]
 
 
+_NUMPY = {torch.float32: np.float32, torch.int64: np.int64, torch.int32: np.int32, torch.uint8: np.uint8}
+
+
 class _Unrecordable(Exception):
     """Ends the recording that is open."""
 
@@ -205,9 +212,9 @@ class Recording:
     def scratch(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         """Memory for the duration of one call, shared by all calls that give this name."""
         kept = self._scratch.get(name)
-        if kept is None or kept.dtype != dtype or len(kept) < size:
+        if kept is None or kept.dtype != dtype or kept.numel() < size:
             kept = self._scratch[name] = self.arena.empty((size,), dtype)
-        return kept[:size]
+        return kept
 
 
 def open_recording() -> Recording | None:
@@ -222,7 +229,7 @@ def forbid_replay(name: str) -> None:
 
 
 def scratch(name: str, size: int, dtype: torch.dtype) -> Tensor:
-    """Uninitialized memory [size] for one kernel call."""
+    """Uninitialized memory [size or more] for one kernel call."""
     recording = _open.get()
     return torch.empty(size, dtype=dtype) if recording is None else recording.scratch(name, size, dtype)
 
@@ -239,22 +246,24 @@ class _Watch(TorchDispatchMode):
         return False  # to skip it, torch would import its compiler: two seconds and a hundred megabytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, is_mutable = _about(func)
+        name, is_mutable, is_view = _about(func)
         if is_mutable:
             self._recording.stop(name)
         result = func(*args, **(kwargs or {}))
         if name in _ALLOCATIONS:
             assert result.is_contiguous(), name
             return self._recording.arena.empty(tuple(result.shape), result.dtype)
-        if not _is_view(result, args):
+        if not is_view and not _is_view(result, args):
             self._recording.stop(name)
         return result
 
 
 @cache
-def _about(func: Any) -> tuple[str, bool]:
-    """An op's name, and whether it changes an argument."""
-    return func._schema.name, func._schema.is_mutable
+def _about(func: Any) -> tuple[str, bool, bool]:
+    """An op's name, whether it changes an argument, and whether all it returns is always views of arguments."""
+    schema = func._schema
+    aliases = [given.alias_info for given in schema.returns]
+    return schema.name, schema.is_mutable, bool(aliases) and all(aliases)
 
 
 def _is_view(result: Any, args: Any) -> bool:
