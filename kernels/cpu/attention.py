@@ -118,8 +118,8 @@ from .word_tiles import (
 )
 
 # Of a task, or the query heads of one KV head where those are more. Where tiles multiply, laying out keys and values
-# takes as long as the products; so more queries share it.
-_VECTORS, _TILE_VECTORS = 64, 96
+# takes as long as the products; so more queries share it, unless that leaves too few tasks for many threads.
+_VECTORS, _TILE_VECTORS, _FEW_THREADS = 64, 96, 8
 
 # Scores of so few vectors are products of keys in rows by queries in columns, for which no key is laid out. These
 # queries take the room of half as many vectors.
@@ -212,7 +212,9 @@ def _run(
     is_in_words = q.dtype == torch.bfloat16 and (is_quantized or k_cache.dtype == torch.bfloat16)
     in_words = has_bfloat16_pairs() and is_in_words and head_dim % (2 * LANES) == 0
 
-    most_vectors = _TILE_VECTORS if in_words and isa().has_tiles else _VECTORS
+    most_vectors = _VECTORS
+    if in_words and isa().has_tiles:
+        most_vectors = _TILE_VECTORS * (2 if team().size <= _FEW_THREADS else 1)
     block = max(1, min(most_vectors // group, num_tokens - num_rows + 1))
     max_blocks = num_rows + num_tokens // block
     num_words = plan_words(num_rows, num_tokens, slot_table.shape[1], block=block, num_kv_heads=num_kv_heads)
