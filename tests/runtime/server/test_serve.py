@@ -243,9 +243,10 @@ def test_a_real_model_chats_streams_caches_and_follows_schemas(smollm2_path):
         "required": ["tree", "is_tall"],
         "additionalProperties": False,
     }
-    with process(smollm2_path) as started:
-        url = address(started)
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="x")
+    with (
+        process(smollm2_path) as started,
+        contextlib.closing(openai.OpenAI(base_url=f"{(url := address(started))}/v1", api_key="x")) as client,
+    ):
         ask = {"model": "under-test", "messages": HELLO, "max_tokens": 12, "temperature": 0}
         whole = client.chat.completions.create(**ask)
         text, usage = "", None
