@@ -39,7 +39,7 @@ HELLO_EVERY_S = 1.0  # while connecting; a Hello can be lost with a connection
 MAX_FAILED_HANDSHAKES = 5  # while connecting; ZeroMQ tries again every 0.1 to 0.2 s
 DEATH_GRACE_S = 0.5  # how long a closed connection waits for the process's own reason
 FRAMES_PER_TURN = 256
-STALL_S = 5.0  # a turn that takes so much longer than its wait stood still, with this process or the whole machine
+STALL_S = 5.0  # how much longer than its wait a turn counts at most: this process or the whole machine may stand still
 LINGER_MS = 500
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000  # of TCP peers, answered by ZeroMQ's own thread
 
@@ -234,11 +234,11 @@ class Channel:
                 if self._closing.is_set():
                     break
             now = time.monotonic()
-            stood_s, turned = now - turned - wait_s, now
+            uncounted_s, turned = now - turned - wait_s - STALL_S, now
             if num_frames:
                 heard, self._asked_s = now, None
-            elif stood_s > STALL_S and self._asked_s is not None:  # what stands still hears nothing: not a silence
-                heard, self._asked_s = heard + stood_s, self._asked_s + stood_s
+            elif uncounted_s > 0 and self._asked_s is not None:
+                heard, self._asked_s = heard + uncounted_s, self._asked_s + uncounted_s
             if num_deltas >= DELTA_WINDOW // 2:
                 self._send(dealer, encode_client(Credit(n=num_deltas)))
                 num_deltas = 0

@@ -45,7 +45,7 @@ FRAMES_PER_RECEIVE = 4096
 SEND_QUEUE_FRAMES = 256  # frames ZeroMQ holds for a client before it waits here
 UNREAD_SUBMITS = 16  # a client that takes nothing may send so many of the largest submits more
 FRAME_BYTES = 1_000  # what the reply to the smallest frame costs
-STALL_S = 5.0  # between two looks at the socket: a long step, or a machine that stood still with all its clients
+STALL_S = 5.0  # counted at most between two looks at the socket: the machine may have stood still with its clients
 RETRY_S = 0.005  # how soon a client that could take no more is tried again
 LINGER_MS = 1_000
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5_000, 15_000  # of TCP peers, answered by ZeroMQ's own thread
@@ -122,10 +122,10 @@ class EngineSocket:
                 break
             self._take(frames, inbox)
         now = self._clock()
-        stood_s, self._looked_s = now - self._looked_s, now
-        if stood_s > STALL_S:
+        uncounted_s, self._looked_s = now - self._looked_s - STALL_S, now
+        if uncounted_s > 0:
             for client in self._peers.values():
-                client.heard = min(now, client.heard + stood_s)
+                client.heard = min(now, client.heard + uncounted_s)
         if is_drained and now >= self._next_check:  # with messages unread, a client that seems silent may not be
             self._next_check = now + min(1.0, self._client_timeout_s / 4)
             self._drop_silent(now, inbox)
