@@ -297,7 +297,7 @@ add_product, add_words_product = (_multiplier(words=words, adds=True) for words 
 def weigh(softmax: Softmax, seen: SeenKeys, scores: int, sums: int, vectors: int, padded: int, columns: int) -> None:
     """Makes weights of scores, relative to a reference; raises it to the highest score where that is higher by
     ``RISE``, and rescales earlier sums then. So weights are at most 256, and most tiles rescale nothing: the way of
-    FlashAttention-4 (Dao and others, 2026).
+    FlashAttention-4 (Zadouri and others).
 
     References are kept as exponents of 2. Where four neighbouring vectors take one way together, each has the bits of
     its own way.
