@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from functools import cache
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -26,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _ALIGNMENT = 64
 _CHUNK_BYTES = 1 << 22
 _ALLOCATIONS = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
+_VIEWS = frozenset(f"aten::{name}" for name in ("view", "slice", "select", "split_with_sizes", "unsqueeze", "expand"))
 
 
 _open: ContextVar[Recording | None] = ContextVar("recording", default=None)
@@ -246,27 +246,21 @@ class _Watch(TorchDispatchMode):
         return False  # to skip it, torch would import its compiler: two seconds and a hundred megabytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, is_mutable, is_view = _about(func)
-        if is_mutable:
+        name, _, _ = func.name().partition(".")
+        if name in _VIEWS:
+            return func(*args, **(kwargs or {}))
+        if name not in _ALLOCATIONS and not func.is_view:
             self._recording.stop(name)
         result = func(*args, **(kwargs or {}))
         if name in _ALLOCATIONS:
             assert result.is_contiguous(), name
             return self._recording.arena.empty(tuple(result.shape), result.dtype)
-        if not is_view and not _is_view(result, args):
+        if not _is_in(result, args):  # in inference mode ``reshape`` and ``to`` come as they are, and may copy
             self._recording.stop(name)
         return result
 
 
-@cache
-def _about(func: Any) -> tuple[str, bool, bool]:
-    """An op's name, whether it changes an argument, and whether all it returns is always views of arguments."""
-    schema = func._schema
-    aliases = [given.alias_info for given in schema.returns]
-    return schema.name, schema.is_mutable, bool(aliases) and all(aliases)
-
-
-def _is_view(result: Any, args: Any) -> bool:
+def _is_in(result: Any, args: Any) -> bool:
     """Whether every tensor of the result lies in one of the arguments' memory."""
     made = result if isinstance(result, tuple | list) else (result,)
     given = {_memory(arg) for arg in args if isinstance(arg, Tensor) and arg.layout == torch.strided}

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -26,6 +27,17 @@ def test_a_tape_computes_from_what_lies_at_its_addresses() -> None:
         x.copy_(torch.randn(3, 48))
         tape.replay(None)
         assert torch.equal(z, kernels.silu_mul(kernels.rms_norm(x, weight, 1e-5)[0]))
+
+
+@pytest.mark.parametrize("in_inference_mode", [False, True])
+@pytest.mark.parametrize(
+    "copy", [lambda x: x.t().contiguous(), lambda x: x.t().reshape(-1), lambda x: x.double(), lambda x: x.add_(1)]
+)
+def test_a_copy_and_a_change_end_a_recording(in_inference_mode: bool, copy: Callable[[torch.Tensor], object]) -> None:
+    x = torch.randn(4, 6)
+    with torch.inference_mode(in_inference_mode), Recording(Arena()) as recording:
+        copy(x)
+    assert recording.foreign is not None
 
 
 def test_views_are_no_computation_and_sums_are() -> None:
