@@ -163,7 +163,7 @@ def partial_attention(
     soft_cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     out = torch.zeros(q.shape, dtype=torch.float32)
-    weights = torch.zeros((*q.shape[:2], 2), dtype=torch.float32)  # what scores are relative to, as an exponent of 2; the weight
+    weights = torch.zeros((*q.shape[:2], 2), dtype=torch.float32)  # the reference as an exponent of 2, the weight
     rows = (slot_table, row_ids, query_starts)
     seen = (None, ends.int(), None if firsts is None else firsts.int())
     _run(q, k_cache, v_cache, rows, seen, out, weights, scale=scale, window=0, soft_cap=soft_cap)
@@ -315,7 +315,7 @@ class AttendCall(NamedTuple):
     firsts: int  # int32 [T]
     out: int  # [T, Hq, D]
     out_kind: int
-    weights: int  # float32 [T, Hq, 2], written: what scores are relative to, as an exponent of 2, and the weight; 0: no
+    weights: int  # float32 [T, Hq, 2], written: the reference (see ``weigh``) as an exponent of 2, the weight; or 0
     num_kv_heads: int
     group: int  # query heads of one KV head
     head_dim: int
