@@ -13,7 +13,7 @@ from typing import Any
 import numba
 from llvmlite import binding
 from numba import types
-from numba.core import cgutils, ir, typed_passes, untyped_passes
+from numba.core import ir, typed_passes, untyped_passes
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.codegen import JITCodeLibrary
@@ -145,7 +145,7 @@ def _typing() -> _Typing:
 
 
 class _Lower(Lower):
-    """numba's writer of LLVM code, without counts of references and notes for debuggers."""
+    """numba's writer of LLVM code, without counts of references, zeros in new variables and notes for debuggers."""
 
     def incref(self, typ: Any, val: Any) -> None: ...
 
@@ -154,7 +154,8 @@ class _Lower(Lower):
     def delvar(self, name: str) -> None: ...
 
     def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:
-        return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
+        with self.builder.goto_entry_block():
+            return self.builder.alloca(lltype, name=name)
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
         if expr.static_lhs is not ir.UNDEFINED or expr.static_rhs is not ir.UNDEFINED:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.typing import signature
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin, models, register_model
@@ -228,10 +227,15 @@ def call_function(builder: Any, function: Any, argument: Any) -> None:
 
 
 def local_floats(count: int) -> Any:
-    """``f()``: the address of ``count`` float32 on the stack of the function that calls it."""
+    """``f()``: the address of ``count`` float32 on the stack of the function that calls it. They hold anything.
+
+    numba's own ``alloca_once`` fills them with zeros at each call. LLVM writes that out number by number, which for
+    20 KB takes longer than all else of a kernel.
+    """
 
     def emit(builder: Any) -> Any:
-        return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(F32, count)), I64)
+        with builder.goto_entry_block():
+            return builder.ptrtoint(builder.alloca(ir.ArrayType(F32, count)), I64)
 
     emit.__name__ = f"local_floats_{count}"
     return compiled(types.int64)(emit)
