@@ -160,6 +160,19 @@ def byte_classes(members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return class_of.ravel(), np.ascontiguousarray(members[:, firsts])
 
 
+@nb.njit(cache=True)
+def _grown(rows):
+    """The rows of a table, and room for three times as many more, which are zero.
+
+    Element by element: numba takes long to compile an assignment to a slice.
+    """
+    more = np.zeros((4 * len(rows), rows.shape[1]), rows.dtype)
+    for i in range(len(rows)):
+        for j in range(rows.shape[1]):
+            more[i, j] = rows[i, j]
+    return more
+
+
 @nb.njit(cache=True, nogil=True)
 def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, most, work):
     """The sets of parts that bytes lead to, uint64 [S, words], the first ones of all languages at 0, and the set after
@@ -183,7 +196,9 @@ def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, mo
     following = np.zeros((num_classes, words), np.uint64)
     at = 0
     while at < count:
-        following[:] = 0
+        for c in range(num_classes):
+            for w in range(words):
+                following[c, w] = 0
         work -= num_classes * words * (len(wholes) + len(required) + 2)
         for w in range(words):
             left = sets[at, w]
@@ -232,14 +247,10 @@ def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, mo
                 if count == most:
                     return sets[:0].copy(), after[:0].copy()
                 if count == len(sets):
-                    more = np.zeros((4 * count, words), np.uint64)
-                    more[:count] = sets
-                    sets = more
-                    more_after = np.zeros((4 * count, num_classes), np.int32)
-                    more_after[:count] = after
-                    after = more_after
+                    sets, after = _grown(sets), _grown(after)
                 table[slot] = count
-                sets[count] = following[c]
+                for w in range(words):
+                    sets[count, w] = following[c, w]
                 count += 1
             after[at, c] = table[slot]
         at += 1
@@ -323,9 +334,7 @@ def moves_between(after, numbers, codes, quotes, backslashes):
                     high += 1
             if code > 0:
                 if count == len(moves):
-                    more = np.zeros((4 * count, 3), np.int32)
-                    more[:count] = moves
-                    moves = more
+                    moves = _grown(moves)
                 moves[count, 0], moves[count, 1], moves[count, 2] = low, high, code
                 count += 1
             low = high

@@ -277,7 +277,8 @@ def reached(node_byte, ends, first, order, noted, row, covered_before, marks, ma
             if goes_on:
                 if count == len(found):
                     more = np.zeros(4 * count, np.int32)
-                    more[:count] = found
+                    for i in range(count):
+                        more[i] = found[i]
                     found = more
                 found[count] = at
                 count += 1

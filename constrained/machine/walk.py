@@ -63,56 +63,35 @@ MAX_NEED = (1 << 16) - 2  # of ``NEEDS``; no string with a larger bound is count
 EXITED = 1 << 30  # what a barrier frame returns: the walk stops here and is continued for each real frame
 
 
-def _to_pointer(typingctx, address, like):
-    """An int64 address as a pointer to the type of ``like``."""
-    result = types.CPointer(like)
+def _pointer_to(kind: types.Type) -> Any:
+    """``f(address)`` for compiled code: the numbers of this type at an int64 address. An index is never negative."""
+    result = types.CPointer(kind)
 
-    def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], context.get_value_type(result))
+    def pointer(typingctx, address):
+        def codegen(context, builder, signature, args):
+            return builder.inttoptr(args[0], context.get_value_type(result))
 
-    return result(types.int64, like), codegen
+        return result(types.int64), codegen
+
+    return intrinsic(pointer)
 
 
-_pointer: Any = intrinsic(_to_pointer)  # of two arguments where compiled code calls it
-
+_u8, _u16, _u32, _u64 = (_pointer_to(kind) for kind in (types.uint8, types.uint16, types.uint32, types.uint64))
+_i32, _i64 = _pointer_to(types.int32), _pointer_to(types.int64)
 
 # Not literals: numba would compile what they are passed to once more for each.
 _NONE, _ONE = np.int64(0), np.int64(1)
 
 
 @nb.njit(inline="always")
-def _u8(address):
-    return nb.carray(_pointer(address, np.uint8(0)), (1,))
-
-
-@nb.njit(inline="always")
-def _u16(address):
-    return nb.carray(_pointer(address, np.uint16(0)), (1,))
-
-
-@nb.njit(inline="always")
-def _u32(address):
-    return nb.carray(_pointer(address, np.uint32(0)), (1,))
-
-
-@nb.njit(inline="always")
-def _i32(address):
-    return nb.carray(_pointer(address, np.int32(0)), (1,))
-
-
-@nb.njit(inline="always")
-def _i64(address):
-    return nb.carray(_pointer(address, np.int64(0)), (1,))
-
-
-@nb.njit(inline="always")
-def _u64(address):
-    return nb.carray(_pointer(address, np.uint64(0)), (1,))
+def _words(control):
+    """The mask under way, as an array: Python passes one to the same functions."""
+    return nb.carray(_u32(control[MASK]), (control[NUM_WORDS],))
 
 
 @nb.njit(inline="always")
 def _regions(address, room):
-    return nb.carray(_pointer(address, np.int64(0)), (room, 5))
+    return nb.carray(_i64(address), (room, 5))
 
 
 @nb.njit(inline="always")
@@ -715,7 +694,7 @@ def mask_at(control, trie, state, aux, stack):
     Returns the numbers of regions and of missing entries, as ``walk_trie``, and the number of the kept mask; that is
     NOT_KEPT where entries are missing, or no room is left.
     """
-    mask = _u32(control[MASK])
+    mask = _words(control)
     for i in range(control[NUM_WORDS]):
         mask[i] = 0
     control[SCRATCH] = control[NUM_STACKS]
@@ -732,7 +711,7 @@ def mask_behind(control, trie, exits, low, high, state, aux, stack):
 
     The last of the numbers returned is that of the regions, as of ``walk_behind``.
     """
-    mask = _u32(control[MASK])
+    mask = _words(control)
     count, num_wanted, num_regions = _NONE, _NONE, _NONE
     if len(exits) > 0:
         pending, out = _regions(control[PENDING], control[ROOM]), _regions(control[OUT], control[ROOM])
@@ -762,7 +741,7 @@ def mask_beside(control, trie, state, beside, stack):
     state_at = _i64(control[STATE_AT])
     beside_at = _i64(control[AUX_AT])
     num_nodes = np.int64(trie[T_NODES])
-    mask = _u32(control[MASK])
+    mask = _words(control)
     mask[control[END_TOKEN] >> 5] &= ~(np.uint32(1) << np.uint32(control[END_TOKEN] & 31))
     control[SCRATCH] = control[NUM_STACKS]
     control[NUM_EXITS] = 0
@@ -824,7 +803,7 @@ def mask_beside(control, trie, state, beside, stack):
 def mask_again(control, trie, num_pending, state, aux, stack):
     """Walk on in the pending regions of a mask under way; returns as ``mask_at``."""
     pending, out = _regions(control[PENDING], control[ROOM]), _regions(control[OUT], control[ROOM])
-    count, num_wanted = walk_trie(control, trie, _u32(control[MASK]), pending, num_pending, out)
+    count, num_wanted = walk_trie(control, trie, _words(control), pending, num_pending, out)
     return count, num_wanted, keep_mask(control, state, aux, stack) if count == 0 else NOT_KEPT
 
 
