@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-import numba as nb
 import numpy as np
 
 from .expressions import Expressions
+from .native_code import native
 from .vocabulary import Vocabulary
 
 SMALL_COUNTS = (2, 8)  # bounds of repeats that stand in for larger ones, tried in this order
@@ -195,7 +195,7 @@ def contains_all_texts_of(ex: Expressions, expr: int) -> int | None:
     return None
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def longest_run(token_bytes, offsets, has):
     """The longest run of bytes of the set ``has`` [256] in one token.
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numba as nb
 import numpy as np
+
+from .native_code import native
 
 T = TypeVar("T")
 
@@ -146,7 +147,7 @@ class Vocabulary:
         return Trie(*flat_trie(self.token_bytes, self.token_offsets, order[(lengths >= least) & (lengths <= most)]))
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def flat_trie(data, offsets, order):
     """The fields of ``Trie`` for words of ``data`` in sorted order."""
     total = 1

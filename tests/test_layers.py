@@ -17,7 +17,7 @@ NOT_LAYERED = {"tests", "examples", "benchmarks", "docs", "build", "dist"}
 
 # Lowest first. A part imports from rows above its own line only, and from parts before it in a row that is a list.
 ROWS: list[set[str] | list[str]] = [
-    ["processor", "cpu_isa", "late_import"],
+    ["processor", "cpu_isa", "late_import", "numba_code"],
     {"kernels", "radix_cache", "constrained"},
     {"protocol"},
     {"lang", "runtime.config", "runtime.engine_socket"},

@@ -5,10 +5,10 @@ From any of them the name may also leave the trie and become another name.
 
 from json.encoder import encode_basestring
 
-import numba as nb
 import numpy as np
 
 from ..machine import Machine
+from ..native_code import native
 
 QUOTE = 0x22
 BYTE, PARENT, FIRST, LAST, CLASS = range(5)  # the columns of ``name_nodes``
@@ -84,7 +84,7 @@ def spelled(name: str) -> bytes:
     return encode_basestring(name)[1:-1].encode()
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def name_nodes(data, lengths, order):
     """int32 [N, 5], the nodes of a trie in depth-first order, the root first: the byte that leads to the node, its
     parent, the sorted positions [first, last) of the names under it, and the class of the name that ends there, 0 for
@@ -123,7 +123,7 @@ def name_nodes(data, lengths, order):
     return nodes[:num_nodes]
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def trie_moves(nodes, start, ends):
     """What ``Machine.add_sparse_states`` takes of the nodes, whose states are ``start`` and on: a node's moves lead to
     its children, and with the quote of a name that ends there to ``ends[cls - 1]``."""
@@ -148,7 +148,7 @@ def trie_moves(nodes, start, ends):
     return begins, moves
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def allowed_nodes(bits, order, nodes, allowed):
     """Set ``allowed[n]`` where a name whose bit is set is under node n."""
     sums = np.zeros(len(order) + 1, np.int32)  # of the set bits at sorted positions

@@ -7,10 +7,10 @@ followed together: their parts are told apart, so a set says which of the langua
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
 from ..expressions import NOTHING, Expressions
+from ..native_code import native, native_part
 from .names import CLASS, PARENT, name_nodes
 
 MAX_PARTS = 1024
@@ -160,7 +160,7 @@ def byte_classes(members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return class_of.ravel(), np.ascontiguousarray(members[:, firsts])
 
 
-@nb.njit(cache=True)
+@native_part
 def _grown(rows):
     """The rows of a table, and room for three times as many more, which are zero.
 
@@ -173,7 +173,7 @@ def _grown(rows):
     return more
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, most, work):
     """The sets of parts that bytes lead to, uint64 [S, words], the first ones of all languages at 0, and the set after
     each class of bytes, int32 [S, classes]; -1 for none. Empty arrays for more than ``most`` sets or ``work`` steps.
@@ -257,7 +257,7 @@ def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, mo
     return sets[:count].copy(), after[:count].copy()
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def endings(sets, spans, ends, tag_of):
     """``Automaton.has`` and ``Automaton.tags``; ``ends`` uint8 and ``tag_of`` int32 [parts]."""
     has = np.zeros((len(spans), len(sets)), np.uint8)
@@ -271,7 +271,7 @@ def endings(sets, spans, ends, tag_of):
     return has, tags
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def leading_on(after, is_end):
     """Whether a string can end after each state: ``is_end`` uint8 [S], of the states that it may end in, is written."""
     changes = True
@@ -287,7 +287,7 @@ def leading_on(after, is_end):
     return is_end
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def reached(after, is_alive, is_exit):
     """Which states are reached from the first one over states that are alive and no exits, uint8 [S]."""
     found = np.zeros(len(after), np.uint8)
@@ -308,7 +308,7 @@ def reached(after, is_alive, is_exit):
     return found
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def moves_between(after, numbers, codes, quotes, backslashes):
     """``begins`` and ``moves`` of ``Machine.add_sparse_states`` for the states whose ``numbers`` are given.
 

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from json.encoder import encode_basestring
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
+from ..native_code import brief_native
 from ..spec import GrammarTooComplex
 from ..tables import PART_BITS
 from . import walk
@@ -620,7 +620,7 @@ def pack(allowed: np.ndarray) -> np.ndarray:
     return row
 
 
-@nb.njit(cache=True)
+@brief_native
 def spell(node_byte, ends, num_tokens, roots, word, first, costs):
     """Set ``costs[i]`` for i < ``first`` to the number of tokens that spell ``word[i:]``, given the others."""
     size = len(word)

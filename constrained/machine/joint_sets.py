@@ -9,10 +9,10 @@ the shortest text of one of its languages. Python is asked only where none of th
 
 from collections.abc import Callable
 
-import numba as nb
 import numpy as np
 
 from ..expressions import LIKED, NOTHING, Expressions
+from ..native_code import native, native_part
 from ..vocabulary import Trie
 from .part_sets import (
     BACKSLASH,
@@ -297,7 +297,7 @@ class JointSets:
 _FIRST = np.int64(0)  # not a literal, for which numba would compile a function once more
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def evaluated(about_sets, formulas, joint, is_end, stack):
     """The formula of the row ``joint``: whether a text that ends here is in it; or, unless ``is_end``, TRUE where every
     text that follows is, FALSE where none is, and NOT_TOLD.
@@ -342,7 +342,7 @@ def evaluated(about_sets, formulas, joint, is_end, stack):
     return stack[0, 0]
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def add_family(families, s, least, most):
     """Add the texts of the set ``s``, 0 for any text, that have ``least`` to ``most`` characters to ``families``
     [1 + MOST_FAMILIES, 3], whose first entry is their number."""
@@ -352,7 +352,7 @@ def add_family(families, s, least, most):
         families[count + 1, 0], families[count + 1, 1], families[count + 1, 2] = s, least, most
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def add_common(one, other, into):
     """Add the texts that are in a family of ``one`` and in one of ``other``, where both are of one set."""
     for i in range(1, 1 + one[0, 0]):
@@ -362,13 +362,13 @@ def add_common(one, other, into):
                 add_family(into, max(a, b), max(one[i, 1], other[j, 1]), min(one[i, 2], other[j, 2]))
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def add_all(families, into):
     for i in range(1, 1 + families[0, 0]):
         add_family(into, families[i, 0], families[i, 1], families[i, 2])
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def add_language(about_sets, s, own):
     """Add families of a language's set to ``own[0]``, and families of what is not in it to ``own[1]``."""
     if s == 0:
@@ -382,7 +382,7 @@ def add_language(about_sets, s, own):
     add_family(own[1], 0, most + 1, NEVER)
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def has_text_of(tables, s, least, most):
     """Whether a part of a set surely has a text of ``least`` to ``most`` characters."""
     about_sets, parts, sets = tables.about_sets, tables.parts, tables.sets
@@ -400,7 +400,7 @@ def has_text_of(tables, s, least, most):
     return False
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def shows_text(tables, joint_tables, joint):
     """Whether the row of a joint surely has a text: families of texts that are in a formula, and of texts that are not,
     follow from those of its parts."""
@@ -438,7 +438,7 @@ def shows_text(tables, joint_tables, joint):
     return shows
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def find_joint(tables, joint_tables):
     """The number of the joint under way, a new one if there is none; NO_ROOM if there is no room."""
     counts, joints, steps, about = joint_tables.counts, joint_tables.joints, joint_tables.steps, joint_tables.about
@@ -461,7 +461,7 @@ def find_joint(tables, joint_tables):
     return number
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def step_sets(tables, joint, byte, num_languages, whole, into):
     """Write the row of a joint after a byte; NO_ROOM, LACKS_RULES, else 0. ``whole``: the set of every text."""
     counts, steps, about_sets = tables.counts, tables.steps, tables.about_sets
@@ -484,7 +484,7 @@ def step_sets(tables, joint, byte, num_languages, whole, into):
     return np.int64(LACKS_RULES) if lacks else np.int64(0)
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def told_of(tables, joint_tables, joint):
     """Whether the row of a joint can be completed: TRUE, FALSE, or NOT_TOLD where only a text may tell."""
     formulas, stack = joint_tables.formulas, joint_tables.stack
@@ -497,7 +497,7 @@ def told_of(tables, joint_tables, joint):
     return np.int64(TRUE if shows_text(tables, joint_tables, joint) else NOT_TOLD)
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def note_told(joint_tables, count):
     """Note that the first ``count`` rows of ``tried`` can be completed."""
     counts, tried, told, table = joint_tables.counts, joint_tables.tried, joint_tables.told, joint_tables.told_table
@@ -510,7 +510,7 @@ def note_told(joint_tables, count):
             counts[NUM_TOLD] += 1
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def try_byte(tables, joint_tables, at, byte):
     """Write the row of ``tried`` behind row ``at``, after a byte, and tell of it as ``told_of``; NO_ROOM, LACKS_RULES.
     Where it can be completed, that is noted of all rows before it."""
@@ -525,7 +525,7 @@ def try_byte(tables, joint_tables, at, byte):
     return told
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def has_listed_text(tables, joint_tables, at):
     """TRUE if one of ``TEXTS`` leads from row ``at`` of ``tried`` to what can be completed, else FALSE; NO_ROOM,
     LACKS_RULES."""
@@ -547,7 +547,7 @@ def has_listed_text(tables, joint_tables, at):
     return np.int64(LACKS_RULES) if lacks else np.int64(FALSE)
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def has_shortest_text(tables, joint_tables, language, least):
     """As ``has_listed_text`` from row 0, of the shortest text of a language, and of that with one of ``TEXTS`` behind;
     of a text of about ``least`` characters where the shortest one has fewer."""
@@ -596,7 +596,7 @@ def has_shortest_text(tables, joint_tables, language, least):
     return has_listed_text(tables, joint_tables, at)
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def has_tried_text(tables, joint_tables, number):
     """TRUE if one of the texts that are tried completes the joint, FALSE if none of them does; NO_ROOM, LACKS_RULES."""
     about_sets, joints = tables.about_sets, joint_tables.joints
@@ -627,7 +627,7 @@ def has_tried_text(tables, joint_tables, number):
     return np.int64(LACKS_RULES) if lacks else np.int64(FALSE)
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def try_asked(tables, joint_tables):
     """Try texts for each joint that was asked, for which rules may have been missing; those that need a search become
     negative, those that still lack rules stay. NO_ROOM, else 0."""
@@ -649,7 +649,7 @@ def try_asked(tables, joint_tables):
     return np.int64(0)
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def note_step(tables, joint, steps, byte, step):
     """Note the step of the row of a joint by a byte, and by the bytes after which all its sets are the same; return
     it."""
@@ -667,7 +667,7 @@ def note_step(tables, joint, steps, byte, step):
     return np.int64(step)
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def step_joint(tables, joint_tables, number, byte):
     """The joint after a byte, which is noted; REFUSED, LACKS_RULES, LACKS_ANSWER, NO_ROOM."""
     counts, joints, steps, about = joint_tables.counts, joint_tables.joints, joint_tables.steps, joint_tables.about
@@ -706,7 +706,7 @@ def step_joint(tables, joint_tables, number, byte):
     return note_step(tables, joints[number], steps[number], byte, found if about[found, J_ALIVE] == TRUE else REFUSED)
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def read_joints(tables, joint_tables, joint, data):
     """Follow the bytes ``data`` from a joint, up to one that is refused or whose step is not told. Returns how many
     were followed, and the joint behind them."""
@@ -719,7 +719,7 @@ def read_joints(tables, joint_tables, joint, data):
     return np.int64(len(data)), joint
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def may_escape(tables, joint_tables, number):
     """Whether a character that cannot stand for itself may follow, which is noted: TRUE, FALSE; LACKS_RULES,
     LACKS_ANSWER, NO_ROOM."""
@@ -742,7 +742,7 @@ def may_escape(tables, joint_tables, number):
     return np.int64(FALSE)
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def walk_joints(
     node_byte, depths, ends, first, count, order, is_missing, escapes, tables, joint_tables, path, pending, mask, exits,
     out,

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
+from ..native_code import native, native_part
 from . import walk
 from .machine import Machine
 from .parser_sets import Lexer, Sets
@@ -240,7 +241,7 @@ def _lacks(covered, order, first, end):
     return False
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def reached(node_byte, ends, first, order, noted, row, covered_before, marks, mark, limit):
     """The tokens of ``row``, and the children of the noted nodes that lead to tokens which no mask has yet.
 
@@ -298,7 +299,7 @@ def reached(node_byte, ends, first, order, noted, row, covered_before, marks, ma
     return _tokens_of(row, limit), covered, starts, children, firsts
 
 
-@nb.njit(cache=True)
+@native_part
 def _tokens_of(mask, limit):
     """The tokens of a mask; ``[-1]`` if they are more than ``limit``."""
     out = np.zeros(limit, np.int32)

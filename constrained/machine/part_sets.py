@@ -11,10 +11,10 @@ takes Python 20 to 200.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
 from ..expressions import EMPTY, Expressions
+from ..native_code import native, native_part
 from ..prefixes import contains_all_texts_of
 from ..vocabulary import Trie
 from .untouched import untouched
@@ -434,7 +434,7 @@ class PartSets:
         return found
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def rule_slot(keys, key):
     """Where a rule's key is, or is to be."""
     mask = len(keys) - 1
@@ -444,14 +444,14 @@ def rule_slot(keys, key):
     return at
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def set_rule(keys, values, key, value):
     at = rule_slot(keys, key)
     keys[at] = key
     values[at] = value
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def rule_key(part, parts, bounds, shapes):
     """The shape, and two bits for each repeat: whether it may be left out, and whether one is left at most."""
     shape = np.int64(parts[part, SHAPE])
@@ -461,7 +461,7 @@ def rule_key(part, parts, bounds, shapes):
     return key
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def find_part(tables, row):
     """The number of the part of a row of ``following``, a new one if there is none; NO_ROOM if there is no room."""
     counts, parts, bounds, table = tables.counts, tables.parts, tables.bounds, tables.part_table
@@ -502,7 +502,7 @@ def find_part(tables, row):
     return number
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def gap_of(shapes, shape, row):
     """The gap of a part: that of the element whose numbers of characters lie furthest apart, less by how many
     characters those elements differ that have every number in a range."""
@@ -523,7 +523,7 @@ def gap_of(shapes, shape, row):
     return NEVER if gap == NEVER else max(gap - span, 1)
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def row_slot(table, rows, wanted):
     """Where ``table`` has the number of the row of ``rows`` that is equal to ``wanted``; 0 is there if it has none."""
     key = np.uint64(0)
@@ -544,7 +544,7 @@ def row_slot(table, rows, wanted):
     return slot
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def find_set(tables, count):
     """The number of the set of the parts in the first rows of ``following``, without those whose texts another one has
     too; a new number if there is none. NO_ROOM if there is no room."""
@@ -605,7 +605,7 @@ def find_set(tables, count):
     return number
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def rule_of(tables, part):
     """The number of the part's rule; NO_RULE if it is missing, which is noted once."""
     counts, parts, bounds, shapes = tables.counts, tables.parts, tables.bounds, tables.shapes
@@ -622,7 +622,7 @@ def rule_of(tables, part):
     return np.int64(values[at]) if values[at] != ASKED else np.int64(NO_RULE)
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def members_of(tables, number):
     """How many parts a set has, whose numbers are written to ``members``. Negative if rules of some are missing; those
     are noted, each once."""
@@ -649,7 +649,7 @@ def members_of(tables, number):
     return found if is_whole else -1
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def follow(moves, m, bounds, part, shapes, row):
     """Write what a move leads to from a part to a row of ``following``."""
     shape = moves[m, M_SHAPE]
@@ -667,7 +667,7 @@ def follow(moves, m, bounds, part, shapes, row):
         row[1 + 2 * k], row[2 + 2 * k] = low, high
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def make_step(tables, number, byte):
     """The set after a byte, which is noted for all bytes that are alike; or one of the other steps."""
     counts, steps, parts, bounds = tables.counts, tables.steps, tables.parts, tables.bounds
@@ -704,7 +704,7 @@ def make_step(tables, number, byte):
     return found
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def read_sets(tables, s, data, is_counted):
     """Follow the bytes ``data`` from a set, up to one that is refused or whose step is not told. Returns how many were
     followed, in whole characters if ``is_counted``, how many characters begin in them, and the set behind them."""
@@ -733,7 +733,7 @@ def read_sets(tables, s, data, is_counted):
 _NO, _YES = np.bool_(False), np.bool_(True)  # not literals, for which numba would compile a function once more
 
 
-@nb.njit(cache=True, nogil=True)
+@native_part
 def after_backslash(tables, number, may_be_any):
     """The characters of the shortest text that begins with an escape, of any character if it ``may_be_any``, else of
     one that needs it. NEVER for none; LACKS_RULES, NO_ROOM."""
@@ -759,7 +759,7 @@ def after_backslash(tables, number, may_be_any):
     return found
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def walk_sets(
     node_byte, depths, ends, first, count, order, is_missing, escapes, tables, path, pending, is_free, is_counted, mask,
     needs, exits, out,

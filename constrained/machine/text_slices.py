@@ -1,7 +1,8 @@
 """The parts of a trie that are text of a JSON string without escapes, found once per trie in compiled code."""
 
-import numba as nb
 import numpy as np
+
+from ..native_code import native
 
 
 def _following() -> np.ndarray:
@@ -22,7 +23,7 @@ def _following() -> np.ndarray:
 FOLLOWING = _following()
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def text_slices(node_byte, node_depth, node_end, first_token, num_tokens, token_order, has_byte):
     """What ``walk_trie`` needs to allow all text of a string at once.
 

@@ -23,6 +23,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from ...cpu_isa import tell_numba
+from ..native_code import brief_native, native, native_part
 
 DEAD_STATE = 0
 PUSH = 1 << 28
@@ -106,7 +107,7 @@ def _lookup(keys, values, mask, key):
         at = (at + 1) & mask
 
 
-@nb.njit(cache=True)
+@native_part
 def hash_insert(keys, values, mask, key, value):
     at = (key * np.int64(0x9E3779B97F4A7C1) >> 20) & mask
     while keys[at] != -1 and keys[at] != key:
@@ -115,7 +116,7 @@ def hash_insert(keys, values, mask, key, value):
     values[at] = value
 
 
-@nb.njit(cache=True)
+@brief_native
 def set_row(control, s, codes):
     """Move the codes [256] of a state to its row, 0 for a byte that is refused; missing bytes are refused too."""
     delta = _i32(control[DELTA])
@@ -125,12 +126,12 @@ def set_row(control, s, codes):
         codes[byte] = 0
 
 
-@nb.njit(cache=True)
+@brief_native
 def set_after(control, key, value):
     hash_insert(_i64(control[HASH_KEYS]), _i32(control[HASH_VALUES]), control[HASH_MASK], key, value)
 
 
-@nb.njit(cache=True)
+@brief_native
 def hash_copy(old_keys, old_values, keys, values, mask):
     for i in range(len(old_keys)):
         if old_keys[i] != -1:
@@ -150,7 +151,7 @@ def _push(control, action, parent):
     return top
 
 
-@nb.njit(cache=True)
+@brief_native
 def fill_sparse(control, s):
     """Write the row of a state whose number in ``SPARSE_OF`` is positive: that of the base state, but for the state's
     moves. The number is negative from then on. It is looked at before the row is: to read a page that was not written
@@ -172,7 +173,7 @@ def fill_sparse(control, s):
                 delta[s * 256 + byte] = moves[3 * i + 2]
 
 
-@nb.njit(cache=True)
+@native_part
 def _transition(control, s, aux, k, byte):
     delta = _i32(control[DELTA])
     ends = _i32(control[ENDS])
@@ -258,7 +259,7 @@ def _transition(control, s, aux, k, byte):
     return OK, s, aux, k
 
 
-@nb.njit(cache=True)
+@brief_native
 def step_token(control, token, start, s, aux, k):
     """Follow a token's bytes from byte ``start``.
 
@@ -271,7 +272,7 @@ def step_token(control, token, start, s, aux, k):
     return status, at - offset, s, aux, k
 
 
-@nb.njit(cache=True)
+@brief_native
 def step_bytes(control, data, start, s, aux, k):
     """As ``step_token``, for the bytes ``data``."""
     return _step_range(control, data, start, len(data), s, aux, k)
@@ -293,7 +294,7 @@ def _step_range(control, data, at, end, s, aux, k):
 # -- stacks and configurations by number; ids are 1 more in their tables, which 0 says to be free ----------------------
 
 
-@nb.njit(cache=True)
+@brief_native
 def stack_of(control, frame, parent):
     """The number of a stack, a new one if there is none; -1 where there is no room for a new one."""
     frames, parents = _i32(control[STACK_FRAME]), _i32(control[STACK_PARENT])
@@ -316,7 +317,7 @@ def stack_of(control, frame, parent):
     return number
 
 
-@nb.njit(cache=True)
+@brief_native
 def config_of(control, s, aux, k, reading):
     """The number of a configuration, a new one if there is none; -1 where there is no room for a new one."""
     configs = _i64(control[CONFIGS])
@@ -346,7 +347,7 @@ def _mixed(a, b, c, d):
     return np.int64(key >> np.uint64(33))
 
 
-@nb.njit(cache=True)
+@brief_native
 def enter_all(control):
     """Write the numbers of all stacks and configurations into new tables."""
     frames, parents = _i32(control[STACK_FRAME]), _i32(control[STACK_PARENT])
@@ -365,7 +366,7 @@ def enter_all(control):
         table[slot] = i + 1
 
 
-@nb.njit(cache=True)
+@brief_native
 def advance(control, config, token):
     """The configuration after a token.
 
@@ -406,7 +407,7 @@ def _allow(mask, order, first, count):
         mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def walk_trie(control, trie, mask, pending, num_pending, out):
     """Walk the regions in ``pending`` [n, 5] (node, state, aux, stack, taken) and set the mask's bits.
 
@@ -614,7 +615,7 @@ def walk_trie(control, trie, mask, pending, num_pending, out):
     return num_out, num_wanted
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def walk_state(control, trie, mask, state, aux, stack, pending, out):
     """``walk_trie`` from a configuration on."""
     control[SCRATCH] = control[NUM_STACKS]
@@ -623,7 +624,7 @@ def walk_state(control, trie, mask, state, aux, stack, pending, out):
     return walk_trie(control, trie, mask, pending, _ONE, out)
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def walk_behind(control, trie, mask, exits, low, high, stack, pending, out):
     """``walk_trie`` behind the exits [n, 5] of a walk, where ``stack`` stands in the place of the barrier.
 
@@ -687,7 +688,7 @@ def _leave(control, k, result):
         result = np.int64(_i32(control[ENDS])[s] - 1)
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def mask_at(control, trie, state, aux, stack):
     """Make the mask under way that of a configuration: what ``walk_trie`` allows, and the end token.
 
@@ -705,7 +706,7 @@ def mask_at(control, trie, state, aux, stack):
     return count, num_wanted, keep_mask(control, state, aux, stack) if count == 0 else NOT_KEPT
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def mask_behind(control, trie, exits, low, high, state, aux, stack):
     """As ``mask_at``, where the mask under way is what a walk above a barrier allowed, and ``exits`` are its exits.
 
@@ -719,7 +720,7 @@ def mask_behind(control, trie, exits, low, high, state, aux, stack):
     return count, num_wanted, keep_mask(control, state, aux, stack) if count == 0 else NOT_KEPT, num_regions
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def mask_beside(control, trie, state, beside, stack):
     """As ``mask_at``, where the mask under way is that of the state ``beside`` on the same stack: only the nodes are
     walked at which the two states differ. The last of the numbers returned is that of the regions walked.
@@ -799,7 +800,7 @@ def mask_beside(control, trie, state, beside, stack):
     return short, num_wanted, kept, num_regions
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def mask_again(control, trie, num_pending, state, aux, stack):
     """Walk on in the pending regions of a mask under way; returns as ``mask_at``."""
     pending, out = _regions(control[PENDING], control[ROOM]), _regions(control[OUT], control[ROOM])
@@ -807,7 +808,7 @@ def mask_again(control, trie, num_pending, state, aux, stack):
     return count, num_wanted, keep_mask(control, state, aux, stack) if count == 0 else NOT_KEPT
 
 
-@nb.njit(cache=True)
+@brief_native
 def keep_mask(control, state, aux, stack):
     """Add the end token to the mask under way where the text may end. The number of the kept mask that is equal to it.
 
@@ -823,7 +824,7 @@ def keep_mask(control, state, aux, stack):
     return _kept(control, mask)
 
 
-@nb.njit(cache=True)
+@brief_native
 def keep_as_it_is(control):
     """The number of the kept mask that is equal to the mask under way; NOT_KEPT where there is no room for another."""
     return _kept(control, _u32(control[MASK]))
@@ -892,7 +893,7 @@ def _may_end(control, s, aux, k):
         k = np.int64(_i32(control[STACK_PARENT])[k])
 
 
-@nb.njit(cache=True)
+@brief_native
 def largest_need(needs):
     """The largest of ``needs`` uint16 [n] that is at most ``MAX_NEED``; 0 if there is none."""
     most = np.uint16(0)
@@ -901,13 +902,13 @@ def largest_need(needs):
     return max(np.int64(most) - 1, np.int64(0))
 
 
-@nb.njit(cache=True)
+@brief_native
 def allow_tokens(mask, tokens):
     for token in tokens:
         mask[token >> 5] |= np.uint32(1) << np.uint32(token & 31)
 
 
-@nb.njit(cache=True)
+@brief_native
 def regions_at(control, starts, nodes, state, out):
     """Make regions of ``walk_trie`` from those of ``nodes`` whose byte ``state`` takes, on the empty stack.
 
@@ -929,7 +930,7 @@ def regions_at(control, starts, nodes, state, out):
 NEXT_STATE, LEFT, PUSHED, REPLACED = range(4)
 
 
-@nb.njit(cache=True)
+@brief_native
 def steps_from(control, s, aux, k, low, high, out):
     """The steps by a byte in [low, high); of neighbouring ones to the same place only the first. ``out`` [256, 4] has
 
@@ -963,7 +964,7 @@ def steps_from(control, s, aux, k, low, high, out):
     return n
 
 
-@nb.njit(cache=True, nogil=True)
+@native
 def token_places(control, trie, mask, at, path, groups, places, num_places, table):
     """Where each token of ``mask`` leads: ``places[groups[token]]`` [n, 3] is its (state, aux, stack).
 

@@ -4,7 +4,6 @@ import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -16,20 +15,15 @@ from numba import types
 from numba.core import ir, typed_passes, untyped_passes
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
-from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.lowering import Lower
 from numba.core.registry import cpu_target
 from numba.core.runtime import nrt
-from numba.core.typing import Context
 
 from ...cpu_isa import tell_numba
-
-_KNOWN_NUMBA = "0.68."  # whose way of keeping code on disk ``load_address`` reads; another numba loads it itself
-_IS_KNOWN = numba.__version__.startswith(_KNOWN_NUMBA)
-_NO_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True} if _IS_KNOWN else {}  # not documented
+from ...numba_code import IS_KNOWN, NO_WRAPPERS, begin_part, begin_whole, shared_typing
 
 
 class _Cache(FunctionCache):
@@ -81,69 +75,6 @@ def sources_digest(folder: Path) -> bytes:
     return digest.digest()
 
 
-class _HelperLibrary(JITCodeLibrary):
-    """The code of a ``helper``, which is linked, optimised and becomes machine code as a part of kernels only."""
-
-    def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
-
-    def finalize(self) -> None:
-        self._finalized = True
-
-    @property
-    def helpers(self) -> "list[_HelperLibrary]":
-        """Those that it calls."""
-        return [one for one in self._linking_libraries if isinstance(one, _HelperLibrary)]
-
-
-class _KernelLibrary(_HelperLibrary):
-    """A kernel's code with all its helpers. It is optimised once: numba's first runs are for memory, and for counts of
-    references, which kernels do not have.
-    """
-
-    def finalize(self) -> None:
-        reached = dict.fromkeys(self._linking_libraries)
-        left = self.helpers
-        while left:
-            called = left.pop()._linking_libraries
-            left.extend(one for one in called if one not in reached and isinstance(one, _HelperLibrary))
-            reached.update(dict.fromkeys(called))
-        self._linking_libraries = list(reached)
-        JITCodeLibrary.finalize(self)
-
-    def _optimize_final_module(self) -> None:
-        passes, builder = self._codegen._module_pass_manager()
-        passes.run(self._final_module, builder)
-
-
-class _Typing(Context):
-    """numba's inference, which resolves a built-in function or operator once for the same types, not at each place."""
-
-    resolved: dict[tuple[int, Any], tuple[Any, Any]]  # the function, which keeps its id, and the call's signature
-
-    def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
-        resolve = super().resolve_function_type
-        function = func if isinstance(func, types.Type) else self._lookup_global(func)
-        if kws or not isinstance(function, types.Function) or any(one.prefer_literal for one in function.templates):
-            return resolve(func, args, kws)
-        key = id(function), tuple(types.unliteral(arg) if isinstance(arg, types.Literal) else arg for arg in args)
-        if key in self.resolved:
-            return self.resolved[key][1]
-        found = resolve(func, args, kws)
-        if found is not None and not any(isinstance(arg, types.Literal) for arg in found.args):  # holds for any number
-            self.resolved[key] = function, found
-        return found
-
-
-@cache
-def _typing() -> _Typing:
-    """Shares all that numba's own has."""
-    context = copy(cpu_target.typing_context)
-    context.__class__ = _Typing
-    context.resolved = {}
-    return context
-
-
 class _Lower(Lower):
     """numba's writer of LLVM code, without counts of references, zeros in new variables and notes for debuggers."""
 
@@ -160,12 +91,12 @@ class _Lower(Lower):
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
         if expr.static_lhs is not ir.UNDEFINED or expr.static_rhs is not ir.UNDEFINED:
             return super().lower_binop(resty, expr, op)
-        function, wanted = _typing().resolve_value_type(op), self.fndesc.calltypes[expr]
+        function, wanted = shared_typing().resolve_value_type(op), self.fndesc.calltypes[expr]
         values = [
             self.context.cast(self.builder, self.loadvar(one.name), self.typeof(one.name), kind)
             for one, kind in zip((expr.lhs, expr.rhs), wanted.args, strict=True)
         ]
-        found = _typing().resolve_function_type(function, wanted.args, {})
+        found = shared_typing().resolve_function_type(function, wanted.args, {})
         result = self.context.get_function(function, found)(self.builder, values)
         return self.context.cast(self.builder, result, wanted.return_type, resty)
 
@@ -196,7 +127,7 @@ _PASSES = (
 
 class _Frontend(Compiler):
     def define_pipelines(self) -> list[PassManager]:
-        self.state.typingctx = _typing()
+        self.state.typingctx = shared_typing()
         passes = PassManager("kernel")
         for one in _PASSES:
             passes.add_pass(one)
@@ -206,21 +137,17 @@ class _Frontend(Compiler):
 
 class _HelperCompiler(_Frontend):
     def compile_extra(self, func: Callable[..., Any]) -> Any:
-        context = self.state.targetctx  # a copy, for this function
-        self.state.library = _HelperLibrary(context.codegen(), func.__qualname__)
-        context.get_executable = lambda *_: [].append  # numba's key: a built-in function, another one for each helper
+        begin_part(self.state, func)
         return super().compile_extra(func)
 
 
 class _KernelCompiler(_Frontend):
     def compile_extra(self, func: Callable[..., Any]) -> Any:
-        library = _KernelLibrary(self.state.targetctx.codegen(), func.__qualname__)
-        library.enable_object_caching()
-        self.state.library = library
+        begin_whole(self.state, func)
         return super().compile_extra(func)
 
 
-_HELPERS, _KERNELS = (_HelperCompiler, _KernelCompiler) if _IS_KNOWN else (Compiler, Compiler)
+_HELPERS, _KERNELS = (_HelperCompiler, _KernelCompiler) if IS_KNOWN else (Compiler, Compiler)
 
 
 class MachineCode:
@@ -232,14 +159,14 @@ class MachineCode:
 
 def helper(function: Callable[..., Any]) -> Any:
     """A function for kernels. Python cannot call it: the code for that would take a sixth of the time that kernels take
-    to compile.
+    to compile. A call raises ValueError.
     """
-    return numba.njit(pipeline_class=_HELPERS, error_model="numpy", **_NO_WRAPPERS)(function)
+    return numba.njit(pipeline_class=_HELPERS, error_model="numpy", **NO_WRAPPERS)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A ``helper`` that becomes a part of each function that calls it."""
-    return numba.njit(forceinline=True, pipeline_class=_HELPERS, error_model="numpy", **_NO_WRAPPERS)(function)
+    return numba.njit(forceinline=True, pipeline_class=_HELPERS, error_model="numpy", **NO_WRAPPERS)(function)
 
 
 @cache
@@ -255,7 +182,7 @@ def machine_code(function: Callable[..., None], *arguments: types.Type) -> Machi
         if "cannot cache" not in str(error):
             raise
     else:
-        address = cache.load_address(code._sig) if _IS_KNOWN else 0
+        address = cache.load_address(code._sig) if IS_KNOWN else 0  # another numba loads it itself
         if address:
             return MachineCode(code, address, is_new=False)
     with _without_collection():

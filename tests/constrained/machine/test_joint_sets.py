@@ -11,6 +11,7 @@ from phloem.constrained.machine import joint_sets as module
 from phloem.constrained.machine.joint_sets import JointSets, has_text_of
 from phloem.constrained.machine.part_sets import NoParts, PartSets
 from phloem.constrained.machine.walk import EXITED, REFUSED
+from phloem.constrained.native_code import native
 from phloem.constrained.regex_syntax import compile_regex
 
 WORDS = {"pattern": r"^(\S+\s+){0,49}\S+$", "maxLength": 100}
@@ -29,6 +30,11 @@ SCHEMAS = [
 ]  # fmt: skip
 
 WITHOUT_ESCAPES = "^[A-Z][a-z ]", "^(ab|a|b)"  # how these patterns begin
+
+
+@native
+def _has_text(tables, number, least, most):
+    return has_text_of(tables, number, least, most)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=str)
@@ -129,7 +135,7 @@ def test_a_text_of_a_bounded_length_is_only_shown_where_there_is_one(vocabulary:
     lengths, number = lengths_of(ex, expr, 80), sets.set_of(expr)
     for least in range(50):
         for most in range(least, 60):
-            if has_text_of(sets.tables, number, least, most):
+            if _has_text(sets.tables, number, least, most):
                 assert not lengths.isdisjoint(range(least, most + 1)), (least, most)
                 shown += 1
     assert shown

@@ -12,9 +12,8 @@ def test_the_hash_table_finds_what_was_put_in_also_after_it_was_copied() -> None
     rng = random.Random(0)
     entries = {rng.randrange(1 << 60): i for i in range(500)}
     keys, values = np.full(1024, -1, np.int64), np.zeros(1024, np.int32)
-    for key, value in entries.items():
-        walk.hash_insert(keys, values, 1023, key, value)
-    walk.hash_insert(keys, values, 1023, next(iter(entries)), 7)
+    for key, value in (*entries.items(), (next(iter(entries)), 7)):
+        walk.hash_copy(np.array([key]), np.array([value], np.int32), keys, values, 1023)
     more_keys, more_values = np.full(4096, -1, np.int64), np.zeros(4096, np.int32)
     walk.hash_copy(keys, values, more_keys, more_values, 4095)
     entries[next(iter(entries))] = 7
