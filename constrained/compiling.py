@@ -1,7 +1,7 @@
 """The compiled walks of grammars, made by a process of their own where they are not on disk yet.
 
-numba holds Python's lock while it compiles, half a minute in all: in an engine's process every step would wait for it. Two
-processes would not be quicker: the walks call the same functions, and each would compile them.
+numba holds Python's lock while it compiles, half a minute in all: in an engine's process every step would wait for it.
+Two processes would not be quicker: the walks call the same functions, and each would compile them.
 """
 
 from __future__ import annotations
