@@ -170,14 +170,14 @@ def _sample(call: SampleCall) -> None:
             put_f32(logprobs, row, _MINUS_INF)
             row = take_number(counters(call), TASK)
             continue
-        if get_i8(call.wants_logprob, row) != 0:
-            log_total = math.log(_total_weight(one, best, np.float32(1.0)))
-        else:
-            log_total = 0.0
+        has_total = get_i8(call.wants_logprob, row) != 0
+        total = _total_weight(one, best, np.float32(1.0)) if has_total else 1.0
+        log_total = math.log(total)
         temperature = get_f32(call.temperature, row)
         if temperature > 0:
             inverse = min(np.float32(1.0) / temperature, _STEEPEST)
-            total = _total_weight(one, best, inverse)
+            if not has_total or temperature != 1.0:
+                total = _total_weight(one, best, inverse)
             top_p, min_p = get_f32(call.top_p, row), get_f32(call.min_p, row)
             top_k = get_i32(call.top_k, row)
             if top_k < 1 or top_k > vocab_size:
