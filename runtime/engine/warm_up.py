@@ -30,16 +30,14 @@ def ready_engine(
     if engine.executor.accelerator is None:
         num_slots = min(engine.cache.num_slots, engine.context_len)
         _try_steps(engine.executor, most_rows=config.max_running, num_slots=num_slots)
-    return_freed_memory()
-
-    def finish_apart() -> None:
+        # Not beside steps: in a first start it compiles kernels, and engines that did so on a thread have crashed.
         engine.executor.prepare_draws()
-        unmap_library_code()  # the pages that steps need are mapped again from the page cache
+    return_freed_memory()
 
     def finish() -> None:
         engine.grammars.begin()
-        # On a thread: each takes 20 ms.
-        Thread(target=finish_apart, name="phloem-finish", daemon=True).start()
+        # On a thread, as it takes 20 ms; the pages that steps need are mapped again from the page cache.
+        Thread(target=unmap_library_code, name="phloem-finish", daemon=True).start()
 
     engine.when_idle = finish  # what no first answer waits for
     return engine

@@ -224,7 +224,7 @@ class Executor:
         return self._tapes is not None and self._tapes.is_cold
 
     def prepare_draws(self) -> None:
-        """Make what greedy draws of several rows need, before the first of them: some 20 ms, on any thread."""
+        """Make what greedy draws of several rows need, before the first of them: some 20 ms. Not beside a step."""
         if self._greedy is not None:
             self._greedy.prepare()
 
