@@ -1,6 +1,7 @@
 """A warmed-up engine gives the answers of a new one and has counted nothing."""
 
 import itertools
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore, ready_engine
+from phloem.runtime.executor import Executor
 from phloem.runtime.scheduler import PlanRow, StepPlan
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
 
@@ -33,6 +35,18 @@ def test_a_warmed_up_engine_gives_the_answers_of_a_new_one(tiny_model_path: Path
         engine.check()
         engine.close()
     assert answers[0] == answers[1]
+
+
+def test_what_greedy_draws_need_is_made_before_the_engine_is_ready_and_on_its_thread(
+    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    monkeypatch.setattr(Executor, "prepare_draws", lambda executor: threads.append(threading.current_thread()))
+    engine = ready_engine(config(tiny_model_path))
+    assert threads == [threading.current_thread()]
+    engine.when_idle()
+    engine.close()
+    assert len(threads) == 1
 
 
 def test_warm_up_leaves_no_counts_and_no_cache(tiny_model_path: Path) -> None:
