@@ -21,6 +21,7 @@ from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.lowering import Lower
 from numba.core.registry import cpu_target
 from numba.core.runtime import nrt
+from numba.core.typing import signature
 
 from ...cpu_isa import tell_numba
 from ...numba_code import IS_KNOWN, NO_WRAPPERS, begin_part, begin_whole, shared_typing
@@ -35,18 +36,18 @@ class _Cache(FunctionCache):
         super().__init__(function)
         self._cache_file._source_stamp = (self._cache_file._source_stamp, sources_digest(Path(__file__).parent))
 
-    def has(self, signature: Any) -> bool:
+    def has(self, types_of_call: Any) -> bool:
         """Whether the function is on disk."""
-        return self._cache_file.load(self._index_key(signature, cpu_target.target_context.codegen())) is not None
+        return self._cache_file.load(self._index_key(types_of_call, cpu_target.target_context.codegen())) is not None
 
     @global_compiler_lock
-    def load_address(self, signature: Any) -> int:
+    def load_address(self, types_of_call: Any) -> int:
         """Of the function that is on disk, or 0. numba itself would first load what it needs to compile others, and
         read the function's code for a compiler too.
         """
         context = cpu_target.target_context
         codegen = context.codegen()
-        data = self._cache_file.load(self._index_key(signature, codegen))
+        data = self._cache_file.load(self._index_key(types_of_call, codegen))
         if data is None:
             return 0
         _add_symbols()
@@ -182,7 +183,9 @@ def machine_code(function: Callable[..., None], *arguments: types.Type) -> Machi
         if "cannot cache" not in str(error):
             raise
     else:
-        address = cache.load_address(code._sig) if IS_KNOWN else 0  # another numba loads it itself
+        address = (
+            cache.load_address(signature(types.void, *arguments)) if IS_KNOWN else 0
+        )  # another numba loads it itself
         if address:
             return MachineCode(code, address, is_new=False)
     with _without_collection():
@@ -205,7 +208,8 @@ def _without_collection() -> Iterator[None]:
 def is_on_disk(function: Callable[..., None], *arguments: types.Type) -> bool:
     """Whether ``machine_code`` would find it there. True where nothing can be kept on disk."""
     try:
-        return _Cache(function).has(_c_function(function, arguments)._sig)
+        tell_numba()
+        return _Cache(function).has(signature(types.void, *arguments))
     except RuntimeError:
         return True
 
