@@ -30,7 +30,7 @@ def ready_engine(
     if engine.executor.accelerator is None:
         num_slots = min(engine.cache.num_slots, engine.context_len)
         _try_steps(engine.executor, most_rows=config.max_running, num_slots=num_slots)
-        # Not beside steps: in a first start it compiles kernels, and engines that did so on a thread have crashed.
+        # Not on a thread beside steps: in a first start it compiles kernels, for which a step would wait.
         engine.executor.prepare_draws()
     return_freed_memory()
 

@@ -29,6 +29,7 @@ class _Recorded:
     tape: Tape
     features: np.ndarray  # [L, C], see ``_bits``
     token_ids: np.ndarray  # int64 [L]
+    likeliest: LikeliestOutputs  # owns the memory that the tape's calls read and write
 
 
 class GreedyHead:
@@ -89,7 +90,9 @@ class GreedyHead:
             with Recording(self._arena) as recording:
                 token_ids = self._likeliest(kept, self._masks)
             assert recording.foreign is None, recording.foreign
-            recorded = self._kept[key] = _Recorded(Tape(recording.calls, self._arena), _bits(kept), token_ids.numpy())
+            recorded = self._kept[key] = _Recorded(
+                Tape(recording.calls, self._arena), _bits(kept), token_ids.numpy(), self._likeliest
+            )
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)

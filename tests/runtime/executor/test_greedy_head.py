@@ -1,6 +1,8 @@
 """Greedy draws without logits are the draws from the logits, and where they cannot be, the logits are asked."""
 
 import json
+import threading
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +13,7 @@ import torch
 from phloem import kernels
 from phloem.kernels import SampleBatch
 from phloem.kernels.cpu.pool import has_pool
+from phloem.kernels.cpu.likeliest import LikeliestOutputs
 from phloem.kernels.linear import PackedLinear, quantize_int8
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
@@ -61,6 +64,35 @@ def test_draws_equal_those_from_logits_at_any_number_of_rows() -> None:
         rows = np.sort(rng.permutation(num_rows)[: num_rows // 2])
         masks = StepMasks(rows, rng.integers(0, 3, len(rows)), words)
         assert torch.equal(greedy.draw(x, masks), drawn_from_logits(head, x, masks))
+
+
+def test_a_tape_owns_what_its_calls_write_to_whoever_prepares_the_head_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head, greedy = head_of()
+    is_asked, may_go_on = threading.Event(), threading.Event()
+    make, made = head.likeliest, []
+
+    def likeliest(num_tokens: int) -> LikeliestOutputs | None:
+        if threading.current_thread() is other:
+            is_asked.set()
+            may_go_on.wait(60)
+            return make(num_tokens)
+        found = make(num_tokens)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(head, "likeliest", likeliest)
+    other = threading.Thread(target=greedy.prepare)
+    other.start()
+    assert is_asked.wait(60)
+    x = torch.randn(6, 64)
+    greedy.draw(x, None)  # records its tape
+    may_go_on.set()
+    other.join(60)
+    (used,) = made
+    assert used() is not None
+    assert torch.equal(greedy.draw(x, None), drawn_from_logits(head, x, None))
 
 
 def test_draws_of_one_step_outlive_the_next() -> None:
