@@ -121,8 +121,6 @@ class JointSets:
         tables["liked"], tables["escaped"] = list(LIKED), list(ESCAPED_CHARS)
         self._counts[ROOM] = MAX_JOINTS
         self._path = np.zeros((0, 2), np.int64)
-        self._exits = np.empty((0, 5), np.int64)
-        self._out = np.empty((0, 3), np.int64)
         try_asked(part_sets.tables, self.tables)  # loads compiled code
 
     @property
@@ -136,8 +134,6 @@ class JointSets:
         self._make_room()
         if len(self._path) < trie.max_depth + 2:
             self._path = np.zeros((trie.max_depth + 2, 2), np.int64)
-        if len(self._out) < trie.num_nodes:
-            self._exits, self._out = (untouched((trie.num_nodes, columns), np.int64) for columns in (5, 3))
         try:
             return self._walk(trie, text, mask)
         except BaseException:
@@ -179,9 +175,9 @@ class JointSets:
 
     def _walk(self, trie: Trie, text: StringText, mask: np.ndarray) -> Found:
         nodes = (trie.node_byte, trie.node_depth, trie.node_end, trie.first_token, trie.num_tokens, trie.token_order)
-        parts = self._part_sets
+        parts, room = self._part_sets, self._part_sets.room
         place = BEHIND_BACKSLASH if text.is_escaping else BETWEEN
-        pending = np.array([[-1, self._joint(text.expr), place]], np.int64)
+        pending = room.begin(trie.num_nodes, self._joint(text.expr), place)
         exits: list[np.ndarray] = []
         regions: list[tuple[int, int, int]] = []
         num_asked = 0
@@ -189,15 +185,13 @@ class JointSets:
             parts.begin_round()
             num_exits, num_out = walk_joints(
                 *nodes, parts.is_missing, parts.escapes, parts.tables, self.tables, self._path, pending, mask,
-                self._exits, self._out,
+                room.exits, room.out,
             )  # fmt: skip
             if num_out < 0:
                 raise NoParts
-            exits.append(self._exits[:num_exits].copy())
-            pending = self._out[:num_out].copy()
-            behind = pending[:, 2] == BEFORE_U
-            regions += [(node, self._rest(joint), 0) for node, joint, _ in pending[behind].tolist()]
-            pending = pending[~behind]
+            exits.append(room.exits[:num_exits].copy())
+            pending, apart = room.left(num_out)
+            regions += [(node, self._rest(joint), 0) for node, joint, _, _ in apart]
             parts.finish_round()
             num_asked += self._tell(num_asked)
         whole = np.concatenate(exits)
@@ -747,7 +741,7 @@ def walk_joints(
     node_byte, depths, ends, first, count, order, is_missing, escapes, tables, joint_tables, path, pending, mask, exits,
     out,
 ):  # fmt: skip
-    """Walk the regions in ``pending`` [n, 3] (node, joint, place), node -1 for the whole trie.
+    """Walk the regions in ``pending`` [n, 4] (node, joint, 0, place), node -1 for the whole trie.
 
     Returns the numbers of exits and of regions that are left, which are in ``out``: those where something is missing,
     and those at a ``u`` or ``/`` behind a backslash. The last is negative where there is no room, or too much work.
@@ -756,13 +750,13 @@ def walk_joints(
     noted = NOTED - tables.counts[ROUND]
     num_exits = num_out = 0
     for p in range(len(pending)):
-        node = pending[p, 0]
+        node = np.int64(pending[p, 0])
         at = max(node, 0)
         end = len(node_byte) if node < 0 else np.int64(ends[at])
         if at >= end:
             continue
         base = np.int64(depths[at]) - 1
-        path[base, 0], path[base, 1] = pending[p, 1], pending[p, 2]
+        path[base, 0], path[base, 1] = pending[p, 1], pending[p, 3]
         while at < end:
             d = np.int64(depths[at])
             joint, place = path[d - 1, 0], path[d - 1, 1]
@@ -777,7 +771,7 @@ def walk_joints(
                 for i in range(1, joints.shape[1] if byte == SLASH else 0):
                     is_left = is_left or (joints[joint, i] > 0 and about_sets[joints[joint, i], S_WIDE] != 0)
                 if is_left:
-                    out[num_out, 0], out[num_out, 1], out[num_out, 2] = at, joint, BEFORE_U
+                    out[num_out, 0], out[num_out, 1], out[num_out, 2], out[num_out, 3] = at, joint, 0, BEFORE_U
                     num_out += 1
                 elif byte != SLASH and escapes[byte] != 0:
                     char = np.int64(escapes[byte])
@@ -806,7 +800,7 @@ def walk_joints(
                 at += 1
                 continue
             if step in (LACKS_RULES, LACKS_ANSWER, noted):
-                out[num_out, 0], out[num_out, 1], out[num_out, 2] = at, joint, place
+                out[num_out, 0], out[num_out, 1], out[num_out, 2], out[num_out, 3] = at, joint, 0, place
                 num_out += 1
             elif step == NO_ROOM:
                 return num_exits, -1

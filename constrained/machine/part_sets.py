@@ -125,6 +125,36 @@ class Found(NamedTuple):
     regions: list[tuple[int, int, int]]
 
 
+class WalkRoom:
+    """Where walks of a trie note what they find. ``exits`` int64 [n, 5]; ``out`` int32 [n, 4]: regions of the trie that
+    are left (node, number of a set or joint, characters, place). It is used again: fresh memory would take as long as
+    the walk.
+    """
+
+    def __init__(self) -> None:
+        self.exits = np.empty((0, 5), np.int64)
+        self.out = self._before = np.empty((0, 4), np.int32)
+
+    def begin(self, num_nodes: int, number: int, place: int) -> np.ndarray:
+        """The region of a whole trie, as ``pending`` of the first walk."""
+        if len(self.out) < num_nodes:
+            self.exits = untouched((num_nodes, 5), np.int64)
+            self.out, self._before = (untouched((num_nodes, 4), np.int32) for _ in range(2))
+        self._before[0] = -1, number, 0, place
+        return self._before[:1]
+
+    def left(self, count: int) -> tuple[np.ndarray, list[list[int]]]:
+        """The ``count`` regions in ``out``: those to be walked next, and apart those that are not (``BEFORE_U``)."""
+        pending = self.out[:count]
+        self.out, self._before = self._before, self.out
+        before_u = pending[:, 3] == BEFORE_U
+        if not before_u.any():
+            return pending, []
+        apart, others = pending[before_u].tolist(), pending[~before_u]
+        pending[: len(others)] = others
+        return pending[: len(others)], apart
+
+
 class PartSets:
     """The shapes, parts and sets of one store, which are forgotten where there is no more room. Callers hold the
     machine's lock."""
@@ -142,8 +172,7 @@ class PartSets:
         self._has_byte, self._kinds, self._following = tables["has_byte"], tables["kinds"], tables["following"]
         self._counts[SETS_ROOM], self._counts[PARTS_ROOM] = MAX_SETS, MAX_PARTS
         self._path = np.zeros((0, 3), np.int64)
-        self._exits = np.empty((0, 5), np.int64)
-        self._out = np.empty((0, 4), np.int64)
+        self.room = WalkRoom()
         self._no_needs = np.zeros(0, np.uint16)
         self.age = 0  # grows where the numbers of sets mean others
         self.forget()
@@ -181,8 +210,6 @@ class PartSets:
         self.make_room()
         if len(self._path) < trie.max_depth + 2:
             self._path = np.zeros((trie.max_depth + 2, 3), np.int64)
-        if len(self._out) < trie.num_nodes:
-            self._exits, self._out = (untouched((trie.num_nodes, columns), np.int64) for columns in (5, 4))
         try:
             return self._walk(trie, text, mask, self._no_needs if needs is None else needs)
         except BaseException:
@@ -230,22 +257,21 @@ class PartSets:
 
     def _walk(self, trie: Trie, text: StringText, mask: np.ndarray, needs: np.ndarray) -> Found:
         nodes = (trie.node_byte, trie.node_depth, trie.node_end, trie.first_token, trie.num_tokens, trie.token_order)
-        pending = np.array([[-1, self.set_of(text.expr), 0, BETWEEN]], np.int64)
+        room = self.room
+        pending = room.begin(trie.num_nodes, self.set_of(text.expr), BETWEEN)
         exits: list[np.ndarray] = []
         regions: list[tuple[int, int, int]] = []
         while len(pending):
             self.begin_round()
             num_exits, num_out = walk_sets(
                 *nodes, self.is_missing, self.escapes, self.tables, self._path, pending, text.is_free,
-                text.is_counted, mask, needs, self._exits, self._out,
+                text.is_counted, mask, needs, room.exits, room.out,
             )  # fmt: skip
             if num_out < 0:
                 raise NoParts
-            exits.append(self._exits[:num_exits].copy())
-            pending = self._out[:num_out].copy()
-            before_u = pending[:, 3] == BEFORE_U
-            regions += [(node, self.rest(s), count) for node, s, count, _ in pending[before_u].tolist()]
-            pending = pending[~before_u]
+            exits.append(room.exits[:num_exits].copy())
+            pending, apart = room.left(num_out)
+            regions += [(node, self.rest(s), count) for node, s, count, _ in apart]
             self.finish_round()
         if len(exits) == 1:
             return Found(exits[0], regions)
@@ -772,7 +798,7 @@ def walk_sets(
     counts, steps, about_sets = tables.counts, tables.steps, tables.about_sets
     num_exits = num_out = 0
     for p in range(len(pending)):
-        node = pending[p, 0]
+        node = np.int64(pending[p, 0])
         at = max(node, 0)
         end = len(node_byte) if node < 0 else np.int64(ends[at])
         if at >= end:
