@@ -20,7 +20,7 @@ from phloem import user as user_role
 
 from ..serving import own_server
 from ..vs_peers import SCRIPTS, llama_server, piped
-from .clients import OpenAIClient, PipedClient, Usage, gbnf
+from .clients import LLAMA_CPP, OURS, OpenAIClient, PipedClient, Usage
 from .workload import Case, Workload, user
 
 CLIENT_TIMEOUT_S = 600.0  # of an engine whose client this process is
@@ -187,7 +187,7 @@ def our_server(model: str, flags: list[str]) -> OpenClient:
 
     async def begin(stack: contextlib.AsyncExitStack) -> tuple[OpenAIClient, str]:
         url = await asyncio.to_thread(stack.enter_context, own_server(model, flags))
-        client = OpenAIClient(url, model, lambda regex: {"regex": regex})
+        client = OpenAIClient(url, model, OURS)
         stack.push_async_callback(client.close)
         return client, f"Phloem {phloem.__version__}"
 
@@ -199,7 +199,7 @@ def llama_cpp(path: str, model: Path, threads: int) -> OpenClient:
 
     async def begin(stack: contextlib.AsyncExitStack) -> tuple[OpenAIClient, str]:
         url = await asyncio.to_thread(stack.enter_context, llama_server(path, model, threads))
-        client = OpenAIClient(url, "model", lambda regex: {"grammar": gbnf(regex)})
+        client = OpenAIClient(url, "model", LLAMA_CPP)
         stack.push_async_callback(client.close)
         said = subprocess.run([path, "--version"], capture_output=True, text=True)
         version = re.search(r"version: (.*)", said.stdout + said.stderr)

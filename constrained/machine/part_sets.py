@@ -799,7 +799,7 @@ def walk_sets(
     num_exits = num_out = 0
     for p in range(len(pending)):
         node = np.int64(pending[p, 0])
-        at = max(node, 0)
+        at = max(node, np.int64(0))
         end = len(node_byte) if node < 0 else np.int64(ends[at])
         if at >= end:
             continue

@@ -111,10 +111,14 @@ class _Streamed(_Failing):
 
 
 class ChatForm(_Streamed):
-    def __init__(self, header: Header, tokenizer: Tokenizer, *, n: int, logprobs: bool, include_usage: bool) -> None:
+    """``as_ids``: log-probabilities name tokens by their ids."""
+
+    def __init__(
+        self, header: Header, tokenizer: Tokenizer, *, n: int, logprobs: bool, as_ids: bool, include_usage: bool
+    ) -> None:
         self._tokenizer = tokenizer
         self._n = n
-        self._logprobs = logprobs
+        self._logprobs, self._as_ids = logprobs, as_ids
         super().__init__(header, "chat.completion.chunk", include_usage=include_usage)
 
     def whole(self, results: Sequence[Result]) -> bytes:
@@ -150,13 +154,18 @@ class ChatForm(_Streamed):
         )
 
     def _logprobs_of(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return {"content": logprobs_of(tokens, self._tokenizer), "refusal": None}
+        return {"content": logprobs_of(tokens, self._tokenizer, as_ids=self._as_ids), "refusal": None}
 
 
-def logprobs_of(tokens: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def name_of(token_id: int, text: str, as_ids: bool) -> str:
+    """A token in a list of log-probabilities. Several tokens may have one text, such as parts of a character."""
+    return f"token_id:{token_id}" if as_ids else text
+
+
+def logprobs_of(tokens: Sequence[TokenLogprob], tokenizer: Tokenizer, *, as_ids: bool = False) -> list[dict[str, Any]]:
     def shown(token_id: int, logprob: float | None, text: str) -> dict[str, Any]:
         raw = tokenizer.token_bytes[token_id] or text.encode()
-        return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
+        return {"token": name_of(token_id, text, as_ids), "logprob": finite(logprob), "bytes": list(raw)}
 
     return [
         {
@@ -180,10 +189,11 @@ class SplitChatForm(ChatForm):
         *,
         n: int,
         logprobs: bool,
+        as_ids: bool,
         include_usage: bool,
         reader: AnswerReader,
     ) -> None:
-        super().__init__(header, tokenizer, n=n, logprobs=logprobs, include_usage=include_usage)
+        super().__init__(header, tokenizer, n=n, logprobs=logprobs, as_ids=as_ids, include_usage=include_usage)
         self._reader = reader
         self._splitters = [reader.splitter() for _ in range(n)]
         self._unsent: list[list[TokenLogprob]] = [[] for _ in range(n)]
@@ -286,13 +296,22 @@ def _reason(reason: str, splitter: AnswerSplitter) -> str:
 
 
 class CompletionForm(_Streamed):
-    """``echoes``: per prompt the text put before every answer to it (empty: no echo)."""
+    """``echoes``: per prompt the text put before every answer to it (empty: no echo). ``as_ids``: log-probabilities
+    name tokens by their ids.
+    """
 
     def __init__(
-        self, header: Header, *, n: int, logprobs: int | None, include_usage: bool, echoes: Sequence[str]
+        self,
+        header: Header,
+        *,
+        n: int,
+        logprobs: int | None,
+        as_ids: bool,
+        include_usage: bool,
+        echoes: Sequence[str],
     ) -> None:
         self._n = n
-        self._top = logprobs
+        self._top, self._as_ids = logprobs, as_ids
         self._echoes = echoes
         self._offsets = [len(echo) for echo in echoes for _ in range(n)]  # per choice, of its next token
         super().__init__(header, "text_completion", include_usage=include_usage)
@@ -348,10 +367,12 @@ class CompletionForm(_Streamed):
             offsets.append(offset)
             offset += len(token.text)
         value = {
-            "tokens": [token.text for token in tokens],
+            "tokens": [name_of(token.token_id, token.text, self._as_ids) for token in tokens],
             "token_logprobs": [finite(token.logprob) for token in tokens],
             "top_logprobs": [
-                {text: finite(logprob) for _, logprob, text in token.top} if token.logprob is not None else None
+                {name_of(token_id, text, self._as_ids): finite(logprob) for token_id, logprob, text in token.top}
+                if token.logprob is not None
+                else None
                 for token in tokens
             ]
             if self._top

@@ -83,12 +83,15 @@ def _add_chat(router: APIRouter, service: Service) -> None:
 
         def form_for(program: str) -> ChatForm:
             header = Header.new("chatcmpl", program, adapter or service.model_name)
-            logprobs, usage = params.return_logprob, request.include_usage
+            options: dict[str, Any] = {
+                "n": n,
+                "logprobs": params.return_logprob,
+                "as_ids": bool(request.return_tokens_as_token_ids),
+                "include_usage": request.include_usage,
+            }
             if asked.reader.is_plain:
-                return ChatForm(header, service.tokenizer, n=n, logprobs=logprobs, include_usage=usage)
-            return SplitChatForm(
-                header, service.tokenizer, n=n, logprobs=logprobs, include_usage=usage, reader=asked.reader
-            )
+                return ChatForm(header, service.tokenizer, **options)
+            return SplitChatForm(header, service.tokenizer, **options, reader=asked.reader)
 
         return GenerationResponse(
             service.bridge,
@@ -143,7 +146,12 @@ def _add_completions(router: APIRouter, service: Service) -> None:
         def form_for(program: str) -> CompletionForm:
             header = Header.new("cmpl", program, adapter or service.model_name)
             return CompletionForm(
-                header, n=gen.n, logprobs=request.logprobs, include_usage=request.include_usage, echoes=echoes
+                header,
+                n=gen.n,
+                logprobs=request.logprobs,
+                as_ids=bool(request.return_tokens_as_token_ids),
+                include_usage=request.include_usage,
+                echoes=echoes,
             )
 
         return GenerationResponse(service.bridge, job, form_for, stream=gen.stream, metrics=service.metrics)

@@ -216,6 +216,7 @@ class OpenAISampling(with_rows("OpenAIFields", _Grammars, _OPENAI, has_defaults=
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    return_tokens_as_token_ids: bool | None = None  # vLLM's too
     guided_decoding_backend: Annotated[Any, unserved("auto")] = None
     guided_whitespace_pattern: Annotated[Any, unserved()] = None
     user: str | None = None  # names the tenant if the request names none
@@ -571,6 +572,8 @@ class ChatRequest(OpenAISampling):
             raise fault("max_tokens and max_completion_tokens differ; send one of them", "max_completion_tokens")
         if self.top_logprobs and not self.logprobs:
             raise fault("top_logprobs needs logprobs=true", "top_logprobs")
+        if self.return_tokens_as_token_ids and not self.logprobs:
+            raise fault("return_tokens_as_token_ids needs logprobs=true", "return_tokens_as_token_ids")
         choice = self.choice
         names = [tool.function.name for tool in self.tools or ()]
         if choice not in ("none", "auto") and choice not in (*names, *(["required"] if names else [])):
@@ -666,6 +669,8 @@ class CompletionRequest(OpenAISampling):
             raise fault(f"best_of={self.best_of} is not supported unless it equals n", "best_of")
         if self.echo and self.stream and self.logprobs is not None:
             raise fault("echo with logprobs cannot be streamed; drop stream, echo or logprobs", "stream")
+        if self.return_tokens_as_token_ids and self.logprobs is None:
+            raise fault("return_tokens_as_token_ids needs logprobs, a number", "return_tokens_as_token_ids")
         return self
 
     def prompts(self) -> list[str | list[int]]:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from phloem import kernels
 from phloem.kernels import SampleBatch
-from phloem.kernels.cpu.pool import has_pool
 from phloem.kernels.cpu.likeliest import LikeliestOutputs
+from phloem.kernels.cpu.pool import has_pool
 from phloem.kernels.linear import PackedLinear, quantize_int8
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams

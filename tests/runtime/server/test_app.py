@@ -15,6 +15,7 @@ from phloem.protocol.ops import Gen
 from phloem.runtime.server.logs import TextLines
 from phloem.tests.runtime.server.doubles import ScriptedClient, rejecting
 from phloem.tests.runtime.string_engine import StringEngine
+from phloem.tests.runtime.string_tokens import piece_id
 from phloem.tests.runtime.wire import wait_until
 
 HELLO = [{"role": "user", "content": "hello there"}]
@@ -329,6 +330,26 @@ def test_completion_logprobs_line_up_with_the_text(serve):
                 tokens += choice.logprobs.tokens
                 offsets += choice.logprobs.text_offset
     assert (tokens, offsets) == (whole.logprobs.tokens, whole.logprobs.text_offset)
+
+
+def test_logprobs_name_tokens_by_their_ids_where_that_is_asked_for(serve):
+    server = serve(StringEngine(reply=lambda prompt, op: "one two"))
+    names = [f"token_id:{piece_id(piece)}" for piece in ("one", " two")]
+    more = {"model": "string", "extra_body": {"return_tokens_as_token_ids": True}}
+    for stream in (False, True):
+        found = server.openai.completions.create(prompt="a", logprobs=2, stream=stream, **more)
+        choices = [choice for part in (found if stream else [found]) for choice in part.choices if choice.logprobs]
+        assert [name for choice in choices for name in choice.logprobs.tokens] == names
+        tops = [list(top) for choice in choices for top in choice.logprobs.top_logprobs]
+        assert tops == [[name, "token_id:50"] for name in names]
+    answer = server.openai.chat.completions.create(messages=HELLO, logprobs=True, top_logprobs=2, **more)
+    tokens = answer.choices[0].logprobs.content
+    assert [token.token for token in tokens] == names
+    assert [[top.token for top in token.top_logprobs] for token in tokens] == tops
+    with pytest.raises(openai.BadRequestError, match="return_tokens_as_token_ids needs logprobs"):
+        server.openai.completions.create(prompt="a", **more)
+    with pytest.raises(openai.BadRequestError, match="return_tokens_as_token_ids needs logprobs"):
+        server.openai.chat.completions.create(messages=HELLO, **more)
 
 
 # -- many, slow and vanishing clients ---------------------------------------------------------------------------------
