@@ -12,7 +12,7 @@ from ...kernels.linear import BLOCK_LEN
 
 FEW = 0.25  # of the head's blocks; with more, the whole head runs as fast as the blocks
 FEW_OF_A_ROW = 0.125  # of the head's blocks
-ROWS_AT_ONCE = 8  # for which the head reads its weights once, so fewer of them cost almost as much
+ROWS_AT_ONCE = 4  # of a tile of the head: fewer of them cost almost as much
 
 
 class LogitsHead(Protocol):
