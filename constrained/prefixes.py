@@ -202,7 +202,9 @@ def longest_run(token_bytes, offsets, has):
     All bytes of a token with a backslash count: JSON may spell any character with it.
     """
     longest = 0
-    for token in range(len(offsets) - 1):
+    for token in range(len(offsets) - 2, -1, -1):  # the longer ones are mostly last
+        if offsets[token + 1] - offsets[token] <= longest:
+            continue
         run = 0
         has_backslash = False
         for at in range(offsets[token], offsets[token + 1]):

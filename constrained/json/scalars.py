@@ -179,7 +179,7 @@ class Scalars:
         must = parts.add(exprs[0])
         names = parts.add_tagged(self._tags(exprs[1])) if tagged >= 0 else -1
         watched = [parts.add(e) for e in exprs[1 if tagged < 0 else 2 :]]
-        after, sets, has, tags = parts.automaton(_positive(must))
+        after, class_of, sets, has, tags = parts.automaton(_positive(must))
         is_end = evaluated(must, has)
         is_alive = leading_on(after, is_end.astype(np.uint8))
         if not is_alive[0] or machine.num_states + len(after) > machine.hard_limit * 3 // 4:
@@ -219,7 +219,8 @@ class Scalars:
         is_all = np.zeros(len(numbers), bool)
         if (contains_all_texts_of(ex, exprs[0]) or 0) >= SHORT_TOKEN and not spelling.free:
             is_all = np.any([is_text[language][numbers] for language in _positive(must)], axis=0)
-        return self._add_whole(np.where(is_met[after], after, -1), numbers, codes, quotes, is_all)
+        after[~is_met[after]] = -1
+        return self._add_whole(after[:, class_of], numbers, codes, quotes, is_all)
 
     def _add_whole(
         self, after: np.ndarray, numbers: np.ndarray, codes: np.ndarray, quotes: np.ndarray, is_all: np.ndarray

@@ -26,12 +26,13 @@ class Unsuitable(Exception):
 class Automaton(NamedTuple):
     """A deterministic automaton of S states, the first one at 0.
 
-    ``after`` int32 [S, 256]: the state after each byte, -1 for none. ``sets`` uint64 [S, words]: the parts of each.
-    ``has`` bool [languages, S]: whether a string that ends there is in each language. ``tags`` int32 [S]: the tag of
+    ``after`` int32 [S, C]: the state after each class of bytes, -1 for none; ``class_of`` int64 [256]: a byte's class.
+    ``sets`` uint64 [S, words]: the parts of each. ``has`` bool [languages, S]: whether a string that ends there is in each language. ``tags`` int32 [S]: the tag of
     the tagged word that ends there, -1 for none.
     """
 
     after: np.ndarray
+    class_of: np.ndarray
     sets: np.ndarray
     has: np.ndarray
     tags: np.ndarray
@@ -131,7 +132,8 @@ class TextParts:
             np.array(begins, np.int32),
             np.array(move_sets, np.int32),
             np.array(move_to, np.int32),
-            classes,
+            *members_of_rows(classes),
+            classes.shape[1],
             masks,
             np.array(self.whole, np.int32),
             np.array(required, np.int32),
@@ -141,7 +143,7 @@ class TextParts:
         if len(found) == 0:
             raise Unsuitable
         has, tags = endings(found, np.array(self.spans, np.int32), ends, tag_of)
-        return Automaton(after[:, class_of], found, has, tags)
+        return Automaton(after, class_of, found, has, tags)
 
     def rest(self, language: int, parts: np.ndarray) -> int:
         """The expression of what may follow in one language, in a state with these parts."""
@@ -160,6 +162,13 @@ def byte_classes(members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return class_of.ravel(), np.ascontiguousarray(members[:, firsts])
 
 
+def members_of_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the list of each row begins (int32 [rows + 1]) and the lists, one after the other, of the columns in which
+    the row is not zero (int32)."""
+    rows, columns = np.nonzero(table)
+    return np.searchsorted(rows, np.arange(len(table) + 1)).astype(np.int32), columns.astype(np.int32)
+
+
 @native_part
 def _grown(rows):
     """The rows of a table, and room for three times as many more, which are zero.
@@ -174,13 +183,14 @@ def _grown(rows):
 
 
 @native
-def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, most, work):
+def follow_sets(
+    begins, move_sets, move_to, class_begins, classes, num_classes, masks, wholes, required, most, work
+):  # fmt: skip
     """The sets of parts that bytes lead to, uint64 [S, words], the first ones of all languages at 0, and the set after
     each class of bytes, int32 [S, classes]; -1 for none. Empty arrays for more than ``most`` sets or ``work`` steps.
 
-    ``masks`` uint64 [languages, words]: the parts of each; ``wholes`` int32 [languages]: ``TextParts.whole``.
+    ``class_begins`` and ``classes``: the classes of each set of bytes, by ``members_of_rows``. ``masks`` uint64 [languages, words]: the parts of each; ``wholes`` int32 [languages]: ``TextParts.whole``.
     """
-    num_classes = classes.shape[1]
     words = masks.shape[1]
     sets = np.zeros((256, words), np.uint64)
     after = np.zeros((256, num_classes), np.int32)
@@ -194,11 +204,10 @@ def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, mo
         sets[0, part >> 6] |= one << np.uint64(part & 63)
     count = 1
     following = np.zeros((num_classes, words), np.uint64)
+    followed = np.full(num_classes, -1, np.int32)  # the last set after which a part follows the class
+    before = np.zeros(words, np.uint64)  # the parts of the class that was looked at before
     at = 0
     while at < count:
-        for c in range(num_classes):
-            for w in range(words):
-                following[c, w] = 0
         work -= num_classes * words * (len(wholes) + len(required) + 2)
         for w in range(words):
             left = sets[at, w]
@@ -208,14 +217,34 @@ def follow_sets(begins, move_sets, move_to, classes, masks, wholes, required, mo
                     work -= num_classes * (begins[part + 1] - begins[part])
                     for i in range(begins[part], begins[part + 1]):
                         word, bit = move_to[i] >> 6, one << np.uint64(move_to[i] & 63)
-                        for c in range(num_classes):
-                            if classes[move_sets[i], c]:
-                                following[c, word] |= bit
+                        for n in range(class_begins[move_sets[i]], class_begins[move_sets[i] + 1]):
+                            c = classes[n]
+                            if followed[c] != at:
+                                followed[c] = at
+                                for w in range(words):
+                                    following[c, w] = 0
+                            following[c, word] |= bit
                 left >>= one
                 part += 1
         if work < 0:
             return sets[:0].copy(), after[:0].copy()
+        last = -1
         for c in range(num_classes):
+            if followed[c] != at:
+                if len(required):
+                    after[at, c] = -1
+                    continue
+                for w in range(words):
+                    following[c, w] = 0
+            is_same = last >= 0  # mostly: few sets hold some classes and not others
+            for w in range(words):
+                is_same = is_same and following[c, w] == before[w]
+            if is_same:
+                after[at, c] = after[at, last]
+                continue
+            last = c
+            for w in range(words):
+                before[w] = following[c, w]
             key = np.uint64(0)
             for i in range(len(wholes)):
                 whole = wholes[i]
