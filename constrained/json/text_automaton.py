@@ -27,8 +27,8 @@ class Automaton(NamedTuple):
     """A deterministic automaton of S states, the first one at 0.
 
     ``after`` int32 [S, C]: the state after each class of bytes, -1 for none; ``class_of`` int64 [256]: a byte's class.
-    ``sets`` uint64 [S, words]: the parts of each. ``has`` bool [languages, S]: whether a string that ends there is in each language. ``tags`` int32 [S]: the tag of
-    the tagged word that ends there, -1 for none.
+    ``sets`` uint64 [S, words]: the parts of each. ``has`` bool [languages, S]: whether a string that ends there is in
+    each language. ``tags`` int32 [S]: the tag of the tagged word that ends there, -1 for none.
     """
 
     after: np.ndarray
@@ -189,7 +189,8 @@ def follow_sets(
     """The sets of parts that bytes lead to, uint64 [S, words], the first ones of all languages at 0, and the set after
     each class of bytes, int32 [S, classes]; -1 for none. Empty arrays for more than ``most`` sets or ``work`` steps.
 
-    ``class_begins`` and ``classes``: the classes of each set of bytes, by ``members_of_rows``. ``masks`` uint64 [languages, words]: the parts of each; ``wholes`` int32 [languages]: ``TextParts.whole``.
+    ``class_begins`` and ``classes``: the classes of each set of bytes, by ``members_of_rows``. ``masks`` uint64
+    [languages, words]: the parts of each; ``wholes`` int32 [languages]: ``TextParts.whole``.
     """
     words = masks.shape[1]
     sets = np.zeros((256, words), np.uint64)

@@ -13,7 +13,7 @@ from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.runtime.tokenizer import load_tokenizer
 from phloem.tests.runtime.engine.driver import GREEDY, Driver, generate, prompts
-from phloem.tests.runtime.models.hf_reference import hf_from_folder, hf_from_gguf, hf_vector
+from phloem.tests.runtime.models.hf_reference import hf_from_folder, hf_from_gguf, hf_hidden, pooled_vector
 
 TEXTS = [text for text in prompts(12, seed=3, longest=500) if text]
 
@@ -38,7 +38,8 @@ def wanted(tiny_model_path: Path) -> dict[str, np.ndarray]:
     """By pooling, the vectors of ``TEXTS`` by transformers, float32 [N, C]."""
     model, tokenizer = hf_from_folder(tiny_model_path), load_tokenizer(tiny_model_path)
     ids = [np.array(tokenizer.encode(text, at_start=True)) for text in TEXTS]
-    return {pooling: np.stack([hf_vector(model, one, pooling=pooling) for one in ids]) for pooling in ("last", "mean")}
+    hidden = [hf_hidden(model, one) for one in ids]
+    return {how: np.stack([pooled_vector(one, pooling=how) for one in hidden]) for how in ("last", "mean")}
 
 
 def assert_close(found: np.ndarray, wanted: np.ndarray, *, relative: float) -> None:
@@ -145,12 +146,12 @@ def test_a_text_ends_with_the_token_that_its_tokenizer_puts_there(
 def test_a_real_model_s_vectors_equal_transformers(smollm2_path: Path) -> None:
     texts = ["The sap rises in spring.", "Bäume haben Ringe. " * 6, "木"]
     model, tokenizer = hf_from_gguf(smollm2_path), load_tokenizer(smollm2_path)
-    ids = [np.array(tokenizer.encode(text, at_start=True)) for text in texts]
+    hidden = [hf_hidden(model, np.array(tokenizer.encode(text, at_start=True))) for text in texts]
     engine = EngineCore(EngineConfig(model=str(smollm2_path), precision="float32", num_slots=1024))
     try:
         driver = Driver(engine)
         for pooling in ("last", "mean"):
-            wanted = np.stack([hf_vector(model, one, pooling=pooling) for one in ids])
+            wanted = np.stack([pooled_vector(one, pooling=pooling) for one in hidden])
             found = vectors(driver.run(embed(texts, pooling=pooling)), len(texts))
             assert_close(found, wanted, relative=1e-4)
     finally:

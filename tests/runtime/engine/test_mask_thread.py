@@ -1,8 +1,9 @@
 """Masks that are made off the step's thread change no answer, hold no other sequence and leave nothing behind."""
 
+import functools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,21 +87,36 @@ def answers(engine: EngineCore, programs: list[list[AnyOp]], *, budget_s: float)
     return [shown(outcome, with_forced=False) for outcome in outcomes], num_deferred
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"speculative": "off", "jump_forward": False}, {"num_slots": 260}],
-    ids=["drafts", "no drafts, no jumps", "few slots"],
-)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "drafts": {"max_running": 16},
+    "no drafts, no jumps": {"max_running": 16, "speculative": "off", "jump_forward": False},
+    "few slots": {"max_running": 16, "num_slots": 260},
+}
+
+
+@pytest.fixture(scope="module")
+def wanted(tiny_model_path: Path) -> Callable[[str], list[object]]:
+    """The answers by masks that are made on the step's thread, of an engine that does not run ahead."""
+
+    @functools.cache
+    def wanted(kind: str) -> list[object]:
+        found, num_deferred = answers(engine_of(tiny_model_path, **OPTIONS[kind]), mixed(7), budget_s=600.0)
+        assert not num_deferred
+        return found
+
+    return wanted
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_deferred_masks_change_no_answer(tiny_model_path: Path, options: dict[str, Any], overlaps: bool) -> None:
-    programs = mixed(7)
-    options = {"max_running": 16} | options
-    want, num_deferred = answers(engine_of(tiny_model_path, **options), programs, budget_s=600.0)
-    assert not num_deferred
+def test_deferred_masks_change_no_answer(
+    tiny_model_path: Path, wanted: Callable[[str], list[object]], kind: str, overlaps: bool
+) -> None:
+    options = OPTIONS[kind]
     device = StandIn() if overlaps else None
     ahead = engine_of(tiny_model_path, device, **options)
-    got, num_deferred = answers(ahead, programs, budget_s=0.0)
-    assert got == want
+    got, num_deferred = answers(ahead, mixed(7), budget_s=0.0)
+    assert got == wanted(kind)
     assert num_deferred > 100
     assert (ahead.scheduler.num_preemptions > 0) is ("num_slots" in options)
 

@@ -19,13 +19,17 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 WORDS = ["a river", "the orchard", "seven lamps", "a door", "the map", "salt", "an engine", "the tide"]
 
 
-def engine_of(path: Path, accelerator: StandIn | None = None, **options: Any) -> EngineCore:
+def engine_of(
+    path: Path, accelerator: StandIn | None = None, *, has_grammars: bool = True, **options: Any
+) -> EngineCore:
+    """``has_grammars``: some programs have one, so the vocabulary's tables are made before the first step."""
     settings: dict[str, object] = {"num_slots": 1024, "max_seq_len": 160, "prefill_chunk": 16, "max_running": 8}
     engine = EngineCore(
         EngineConfig(model=str(path), precision="float32", num_threads=1, **(settings | options)),
         accelerator=accelerator,
     )
-    engine.grammars.wait_until_ready()  # so that programs with and without a grammar run together
+    if has_grammars:
+        engine.grammars.wait_until_ready()  # so that programs with and without a grammar run together
     return engine
 
 
@@ -129,8 +133,8 @@ def test_overlap_with_preemption_changes_no_answer(tiny_model_path: Path, num_sl
     long = SamplingParams(max_tokens=70, temperature=0, ignore_eos=True)
     stopped = SamplingParams(max_tokens=70, temperature=0, stop=("e", "a", "t"))
     programs = [long_story(i, (long, stopped, GREEDY)[i % 3]) for i in range(12)]
-    want = answers(engine_of(tiny_model_path, num_slots=num_slots), programs)
-    ahead = engine_of(tiny_model_path, StandIn(), num_slots=num_slots)
+    want = answers(engine_of(tiny_model_path, has_grammars=False, num_slots=num_slots), programs)
+    ahead = engine_of(tiny_model_path, StandIn(), has_grammars=False, num_slots=num_slots)
     assert answers(ahead, programs) == want
     assert (ahead.scheduler.num_preemptions > 0) is (num_slots < 900)
 
@@ -139,9 +143,10 @@ def test_overlap_changes_no_answer_when_a_sequence_just_fits_the_pool(tiny_model
     """The last token needs no slot of its own, so the pool may be full by then."""
     params = SamplingParams(max_tokens=40, temperature=0, stop=("e",))
     text = [Text(op=0, seq=0, text="A lone sequence: "), Gen(op=1, seq=0, params=params), Close(op=2, seq=0)]
-    alone = answers(engine_of(tiny_model_path, speculative="off"), [text])
+    options: dict[str, Any] = {"has_grammars": False, "speculative": "off"}
+    alone = answers(engine_of(tiny_model_path, **options), [text])
     for num_slots in range(18, 60, 3):
-        options = {"num_slots": num_slots, "max_seq_len": 160, "speculative": "off"}
+        options["num_slots"] = num_slots
         want = answers(engine_of(tiny_model_path, **options), [text])
         assert answers(engine_of(tiny_model_path, StandIn(), **options), [text]) == want
         if want == alone:
@@ -243,9 +248,10 @@ def test_sequences_that_yield_to_more_urgent_ones_give_equal_answers(tiny_model_
     long, short = (SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (90, 6))
     programs = [long_story(i, long if i < 12 else short) for i in range(20)]
     priorities = [1 if i < 12 or order == "shortest_remaining" else 0 for i in range(20)]
-    want = answers(engine_of(tiny_model_path, num_slots=4000), programs)
+    options: dict[str, Any] = {"has_grammars": False, "num_slots": 4000}
+    want = answers(engine_of(tiny_model_path, **options), programs)
     for device in (None, StandIn()):
-        engine = engine_of(tiny_model_path, device, order=order, max_running=10, num_slots=4000, speculative="off")
+        engine = engine_of(tiny_model_path, device, order=order, max_running=10, speculative="off", **options)
         driver, outcomes = Driver(engine), []
         for i, (ops, priority) in enumerate(zip(programs, priorities, strict=True)):
             outcomes.append(driver.submit(ops, settings=m.ProgramSettings(priority=priority)))

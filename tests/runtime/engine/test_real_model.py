@@ -1,6 +1,6 @@
 """The engine on SmolLM2-135M-Instruct: greedy tokens equal those of Hugging Face transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from phloem.runtime.weights.pull import alias_path, is_pulled
 from phloem.tests.runtime.engine.driver import Driver, Outcome
 from phloem.tests.runtime.engine.greedy_reference import (
     GEMMA3_PROMPTS,
-    GEMMA3_TOKENS,
     NUM_TOKENS,
     PROMPTS,
     Greedy,
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.model
 NUM_LINES = 15  # of the prompts are a line or two
 NUM_SHORT = 17  # have less than 500 tokens
 MANY = (*range(NUM_LINES + 1), 18, 19)  # the last and longest begins as the one before it
-GEMMA3_SHORT = 16  # tokens after most prompts; after the first four, all that are kept
+GEMMA3_LONG, GEMMA3_SHORT = 24, 16  # tokens after the first four prompts, and after the others
 NEAR_TIE = 1e-3  # float32 sums in another order can reverse smaller differences of logits
 
 
@@ -51,11 +50,18 @@ def differing(outcomes: list[Outcome], model: str = "smollm2", chosen: Sequence[
     return [i for i, pair in zip(chosen, zip(outcomes, entries, strict=True), strict=True) if not agrees(*pair)]
 
 
-def test_the_prompts_equal_the_reference_s_and_some_are_long(smollm2_path):
-    engine = EngineCore(EngineConfig(model=str(smollm2_path), num_slots=2048))
+@pytest.fixture(scope="module")
+def packed_engine(smollm2_path) -> Iterator[EngineCore]:
+    """An engine of the default precision."""
+    engine = EngineCore(EngineConfig(model=str(smollm2_path), num_slots=24_000))
+    yield engine
+    engine.close()
+
+
+def test_the_prompts_equal_the_reference_s_and_some_are_long(packed_engine):
+    engine = packed_engine
     assert [engine.tokenizer.encode(prompt) for prompt in PROMPTS] == [entry.prompt_ids for entry in expected()]
     assert len(PROMPTS) == 20 and 1500 < max(len(entry.prompt_ids) for entry in expected()) <= 2000
-    engine.close()
 
 
 @pytest.mark.parametrize(
@@ -86,10 +92,9 @@ def test_greedy_tokens_are_those_of_transformers(smollm2_path, options, at_once,
     engine.close()
 
 
-def test_the_default_precision_keeps_the_meaning(smollm2_path):
+def test_the_default_precision_keeps_the_meaning(packed_engine):
     """4-bit weights with bfloat16 activations can reverse near-ties; most first tokens must stay."""
-    engine = EngineCore(EngineConfig(model=str(smollm2_path), num_slots=24_000))
-    driver = Driver(engine, check=False)
+    driver = Driver(packed_engine, check=False)
     outcomes = [submit(driver, prompt) for prompt in PROMPTS[:NUM_SHORT]]
     driver.run()
     same = [
@@ -97,7 +102,6 @@ def test_the_default_precision_keeps_the_meaning(smollm2_path):
         for out, wanted in zip(outcomes, expected(), strict=False)
     ]
     assert np.mean(same) >= 0.9
-    engine.close()
 
 
 def test_gemma_3_writes_what_transformers_writes():
@@ -110,7 +114,7 @@ def test_gemma_3_writes_what_transformers_writes():
     encoded = [bos + engine.tokenizer.encode(prompt) for prompt in GEMMA3_PROMPTS]
     assert encoded == [entry.prompt_ids for entry in expected("gemma3-270m")]
     driver = Driver(engine, check=False)
-    counts = [GEMMA3_TOKENS] * 4 + [GEMMA3_SHORT] * 16
+    counts = [GEMMA3_LONG] * 4 + [GEMMA3_SHORT] * 16
     outcomes = [submit(driver, prompt, count) for prompt, count in zip(GEMMA3_PROMPTS, counts, strict=True)]
     driver.run()
     assert len(outcomes) == 20 and not differing(outcomes, "gemma3-270m")

@@ -96,8 +96,7 @@ def hf_hidden(model: torch.nn.Module, token_ids: np.ndarray) -> torch.Tensor:
     return model.model(given, use_cache=False).last_hidden_state[0]
 
 
-def hf_vector(model: torch.nn.Module, token_ids: np.ndarray, *, pooling: str) -> np.ndarray:
-    """The embedding of one sequence by ``pooling`` (last or mean), float32 [C] of length 1."""
-    hidden = hf_hidden(model, token_ids)
+def pooled_vector(hidden: torch.Tensor, *, pooling: str) -> np.ndarray:
+    """The embedding of one sequence's last hidden states by ``pooling`` (last or mean), float32 [C] of length 1."""
     pooled = hidden[-1] if pooling == "last" else hidden.mean(0)
     return (pooled / pooled.norm()).numpy()

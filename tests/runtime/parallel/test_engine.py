@@ -1,5 +1,6 @@
 """An engine on a split model gives the answers of an engine on the whole one, for every kind of op and option."""
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,14 +53,32 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.fixture(scope="module")
+def whole(paths: dict[str, Path]) -> Callable[..., dict[str, Any]]:
+    """The answers of an engine of one rank, which are asked for by many tests and made once."""
+
+    @functools.cache
+    def whole(model: str) -> dict[str, Any]:
+        engine = EngineCore(config_of(paths[model], tensor_parallel=1))
+        found = answers(Driver(engine))
+        engine.check()
+        engine.close()
+        return found
+
+    return whole
+
+
+def config_of(path: Path, **options: Any) -> EngineConfig:
+    return EngineConfig(**({"model": str(path), "precision": "float32", "num_slots": 2048, "num_threads": 1} | options))
+
+
 @pytest.fixture
 def start(paths: dict[str, Path]) -> Iterator[Callable[..., Driver]]:
     """Starts an engine on ``ranks`` ranks of tensors, and ``pipeline_parallel`` stages if the options have it."""
     engines: list[EngineCore] = []
 
     def start(ranks: int, model: str = "llama", **options: Any) -> Driver:
-        given = {"precision": "float32", "num_slots": 2048, "num_threads": 1} | options
-        config = EngineConfig(model=str(paths[model]), **({"tensor_parallel": ranks} | given))
+        config = config_of(paths[model], **({"tensor_parallel": ranks} | options))
         engines.append(EngineCore(config, gang=VirtualGang(config) if config.num_ranks > 1 else None))
         return Driver(engines[-1])
 
@@ -102,10 +121,16 @@ def answers(driver: Driver) -> dict[str, Any]:
     ],
 )
 def test_every_kind_of_draw_is_that_of_one_rank(
-    start: Callable[..., Driver], model: str, ranks: int, stages: int, experts: int, sequences: int
+    start: Callable[..., Driver],
+    whole: Callable[..., dict[str, Any]],
+    model: str,
+    ranks: int,
+    stages: int,
+    experts: int,
+    sequences: int,
 ) -> None:
     split = {"pipeline_parallel": stages, "expert_parallel": experts, "sequence_parallel": sequences}
-    expected, found = answers(start(1, model)), answers(start(ranks, model, **split))
+    expected, found = whole(model), answers(start(ranks, model, **split))
     assert {name: one.token_ids for name, one in found.items()} == {
         name: one.token_ids for name, one in expected.items()
     }
@@ -126,10 +151,10 @@ def test_every_kind_of_draw_is_that_of_one_rank(
 )
 @pytest.mark.parametrize("split", KINDS)
 def test_options_change_no_answer_of_two_ranks(
-    start: Callable[..., Driver], options: dict[str, Any], split: str
+    start: Callable[..., Driver], whole: Callable[..., dict[str, Any]], options: dict[str, Any], split: str
 ) -> None:
     model, ranks, given = KINDS[split]
-    expected, found = answers(start(1, model)), answers(start(ranks, model, **given, **options))
+    expected, found = whole(model), answers(start(ranks, model, **given, **options))
     assert {name: one.token_ids for name, one in found.items()} == {
         name: one.token_ids for name, one in expected.items()
     }

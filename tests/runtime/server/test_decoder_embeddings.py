@@ -16,7 +16,7 @@ from phloem.protocol.errors import InvalidRequest, PromptTooLong, Unsupported
 from phloem.runtime.server.app import create_app
 from phloem.runtime.server.tenants import Keys, Tenant, hash_of
 from phloem.runtime.tokenizer import load_chat_template, load_tokenizer
-from phloem.tests.runtime.models.hf_reference import hf_from_folder, hf_vector
+from phloem.tests.runtime.models.hf_reference import hf_from_folder, hf_hidden, pooled_vector
 from phloem.tests.runtime.server.doubles import live_server
 from phloem.tests.runtime.wire import wait_until
 
@@ -52,7 +52,8 @@ def wanted(tiny_model_path: Path) -> Rates:
     """By pooling, the vectors of ``TEXTS`` by transformers, float32 [N, C]."""
     model, tokenizer = hf_from_folder(tiny_model_path), load_tokenizer(tiny_model_path)
     ids = [np.array(tokenizer.encode(text, at_start=True)) for text in TEXTS]
-    return {pooling: np.stack([hf_vector(model, one, pooling=pooling) for one in ids]) for pooling in ("last", "mean")}
+    hidden = [hf_hidden(model, one) for one in ids]
+    return {how: np.stack([pooled_vector(one, pooling=how) for one in hidden]) for how in ("last", "mean")}
 
 
 def vectors_of(body: dict[str, Any]) -> np.ndarray:
