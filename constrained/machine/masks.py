@@ -76,7 +76,8 @@ class Masks:
         self._joint_sets = JointSets(self._part_sets)
         self._prepares = False
         self._within: Recent[tuple[int, int, int, int], np.ndarray] = Recent(capacity)  # of counted strings
-        self._kept_behind: dict[tuple[int, int, int, int], int] = {}  # of counted strings: numbers, see ``_behind``
+        # Of counted strings: numbers, see ``_behind``.
+        self._kept_behind: Recent[tuple[int, int, int, int], int] = Recent(capacity)
         self._failed: dict[int, GrammarError] = {}  # configurations whose mask took too much work
         self._only: dict[int, int] = {}
         self._barriers: dict[int, int] = {}
@@ -244,7 +245,7 @@ class Masks:
         """Forget the masks that were not asked for since this happened last."""
         self.known.age()
         self.kept.clear()
-        self._kept_behind.clear()
+        self._kept_behind.forget()
         return self._keep(row)
 
     def _lazy(self, state: int, aux: int, stack: int) -> np.ndarray:
@@ -262,7 +263,8 @@ class Masks:
             return walk_behind(inner.trie, inner.mask, inner.exits, -UNBOUNDED, UNBOUNDED, state, aux, stack)
         low, high = self._bounds_left(inner, aux, stack)
         place = state, stack, low, high
-        kept = self._kept_behind.get(place, -1)
+        known = self._kept_behind.get(place)
+        kept = -1 if known is None else known
         if kept < 0:
             mask = inner.mask
             if high < inner.most:
@@ -274,9 +276,7 @@ class Masks:
                 mask = found
             kept = walk_behind(inner.trie, mask, inner.exits, low, high, state, aux, stack)
             if kept >= 0:
-                if len(self._kept_behind) >= self._within.capacity:
-                    self._kept_behind.clear()
-                self._kept_behind[place] = kept
+                self._kept_behind.put(place, kept)
         return kept
 
     def _bounds_left(self, inner: _Inner, count: int, stack: int) -> tuple[int, int]:

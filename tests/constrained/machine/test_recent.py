@@ -1,6 +1,6 @@
 import random
 
-from phloem.constrained.machine.recent import Recent, RecentByNumber
+from phloem.constrained.machine.recent import DROPPED_AT_ONCE, Recent, RecentByNumber
 
 
 def test_the_last_entries_are_kept_and_never_more_than_twice_as_many() -> None:
@@ -31,3 +31,34 @@ def test_numbers_are_kept_as_other_keys_are() -> None:
             value = rng.randrange(100)
             recent.put(key, value)
             parted.put(key, value)
+
+
+def test_what_is_not_kept_is_dropped_a_few_entries_at_a_time() -> None:
+    dropped: list[int] = []
+
+    class Entry:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __del__(self) -> None:
+            dropped.append(self.number)
+
+    for recent in (Recent[int, Entry](1000), RecentByNumber[Entry](1000)):
+        dropped.clear()
+        for i in range(10_000):
+            before = len(dropped)
+            recent.put(i, Entry(i))
+            assert len(dropped) - before <= DROPPED_AT_ONCE
+            assert recent.num_leaving <= 1000
+        assert len(dropped) >= 7000
+
+
+def test_what_is_forgotten_is_not_found_and_dropped_later() -> None:
+    recent: Recent[int, int] = Recent(10)
+    for i in range(15):
+        recent.put(i, i)
+    recent.forget()
+    assert all(recent.get(i) is None for i in range(15)) and recent.num_leaving == 15
+    for i in range(5):
+        recent.put(100 + i, i)
+    assert recent.num_leaving == 0 and recent.get(104) == 4
