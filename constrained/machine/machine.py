@@ -33,6 +33,7 @@ from . import walk
 from .item_texts import ItemReader, ItemTexts, Level, Levels
 from .parser_sets import LazyState
 from .part_sets import SHORTEST, StringText
+from .recent import Leaving
 from .untouched import touch, untouched
 from .walk import DEAD_STATE, PUSH
 from .white_space import COMPACT, needed_spaces, space_automaton, space_classes
@@ -173,6 +174,7 @@ class Machine:
         # A token's key is ``config * _stride + token``: the garbage collector does not look at ints. The stride is odd,
         # so that the keys of one token do not meet in a dictionary.
         self._edges: list[dict[int, int]] = []
+        self._leaving = Leaving()  # edges
         self._stride = len(vocabulary) | 1
         self._make_tables(1 << 18, 1 << 21)
         self._failed_edges: dict[tuple[int, int], GrammarError] = {}  # that took too much work
@@ -739,10 +741,12 @@ class Machine:
             return after
 
     def _remember(self, config: int, token: int, after: int) -> None:
-        edges = self._edges[config >> SHARD_BITS]
-        if len(edges) > MAX_EDGES:
-            edges.clear()
-        edges[config * self._stride + token] = after
+        shard = config >> SHARD_BITS
+        if len(self._edges[shard]) > MAX_EDGES:
+            self._leaving.add([self._edges[shard]])
+            self._edges[shard] = {}
+        self._edges[shard][config * self._stride + token] = after
+        self._leaving.drop_some()
 
     def _derive_slowly(self, config: int, token: int) -> int:
         """As ``derive``, where compiled code alone does not know."""

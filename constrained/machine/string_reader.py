@@ -11,6 +11,7 @@ from contextlib import suppress
 from ..expressions import Expressions
 from .joint_sets import JointSets
 from .part_sets import SHORTEST, NoParts, PartSets, StringText
+from .recent import Leaving
 
 MAX_KNOWN = 20_000  # texts that are remembered
 MOST_UNREAD = 3  # texts; after so many that lacked rules, up to ``MOST_RULES`` are made for one, which take 0.3 ms
@@ -26,6 +27,7 @@ class StringReader:
         self._part_sets = part_sets
         self._joint_sets = joint_sets
         self._known: dict[tuple[int, bytes], tuple[int, int, int]] = {}
+        self._leaving = Leaving()
         self._num_unread = 0
 
     @property
@@ -41,7 +43,9 @@ class StringReader:
         if found is None:
             found = self._read(state, text, data)
             if len(known) >= MAX_KNOWN:
-                known.clear()
+                self._leaving.add([known])
+                known = self._known = {}
+            self._leaving.drop_some()
             if found[0]:
                 known[state, data] = found
         return found
