@@ -746,7 +746,8 @@ class Machine:
             self._leaving.add([self._edges[shard]])
             self._edges[shard] = {}
         self._edges[shard][config * self._stride + token] = after
-        self._leaving.drop_some()
+        if self._leaving.tables:
+            self._leaving.drop_some()
 
     def _derive_slowly(self, config: int, token: int) -> int:
         """As ``derive``, where compiled code alone does not know."""

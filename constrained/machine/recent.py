@@ -18,22 +18,22 @@ class Leaving:
     long: to drop 4,096 at once took 8 to 20 ms of a mask.
     """
 
-    __slots__ = ("_tables",)
+    __slots__ = ("tables",)
 
     def __init__(self) -> None:
-        self._tables: list[dict[Any, Any]] = []
+        self.tables: list[dict[Any, Any]] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self._tables))
+        return sum(map(len, self.tables))
 
     def add(self, tables: Iterable[dict[Any, Any]]) -> None:
         """Takes the tables."""
-        self._tables += tables
+        self.tables += tables
 
     def drop_some(self) -> None:
-        tables = self._tables
+        tables = self.tables
         with suppress(KeyError, IndexError):  # another thread dropped the last one
-            for _ in range(DROPPED_AT_ONCE if tables else 0):
+            for _ in range(DROPPED_AT_ONCE):
                 if tables[-1]:
                     tables[-1].popitem()
                 else:
@@ -73,7 +73,8 @@ class Recent(Generic[Key, Value]):
             self._leaving.add([self.old])
             self.old, self.young = self.young, {}
         self.young[key] = value
-        self._leaving.drop_some()
+        if self._leaving.tables:
+            self._leaving.drop_some()
 
     def forget(self) -> None:
         """Keep nothing of what was put in."""
@@ -114,7 +115,8 @@ class RecentByNumber(Generic[Value]):
         self._num_young -= len(part)
         part[number] = value
         self._num_young += len(part)
-        self._leaving.drop_some()
+        if self._leaving.tables:
+            self._leaving.drop_some()
 
     def age(self) -> None:
         """Drop the old entries; the young ones are then the old ones."""

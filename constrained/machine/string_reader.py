@@ -45,7 +45,8 @@ class StringReader:
             if len(known) >= MAX_KNOWN:
                 self._leaving.add([known])
                 known = self._known = {}
-            self._leaving.drop_some()
+            if self._leaving.tables:
+                self._leaving.drop_some()
             if found[0]:
                 known[state, data] = found
         return found
