@@ -11,9 +11,9 @@ from contextlib import suppress
 from ..expressions import Expressions
 from .joint_sets import JointSets
 from .part_sets import SHORTEST, NoParts, PartSets, StringText
-from .recent import Leaving
+from .recent import Recent
 
-MAX_KNOWN = 20_000  # texts that are remembered
+MAX_KNOWN = 20_000  # texts that are remembered at most
 MOST_UNREAD = 3  # texts; after so many that lacked rules, up to ``MOST_RULES`` are made for one, which take 0.3 ms
 MOST_RULES = 8
 _STOP = re.compile(rb'[\x00-\x1f"\\]')
@@ -26,29 +26,22 @@ class StringReader:
         self._ex = ex
         self._part_sets = part_sets
         self._joint_sets = joint_sets
-        self._known: dict[tuple[int, bytes], tuple[int, int, int]] = {}
-        self._leaving = Leaving()
+        self._known: Recent[tuple[int, bytes], tuple[int, int, int]] = Recent(MAX_KNOWN // 2)
         self._num_unread = 0
 
     @property
     def num_known(self) -> int:
-        return len(self._known)
+        return len(self._known.young) + len(self._known.old)
 
     def read(self, state: int, text: StringText, data: bytes) -> tuple[int, int, int]:
         """How many bytes of ``data`` were read, how many characters, and the state behind them; ``text`` is that of
         ``state``. Nothing is read of less than ``SHORTEST`` bytes, or where rules of the parts are missing.
         """
-        known = self._known
-        found = known.get((state, data))
+        found = self._known.get((state, data))
         if found is None:
             found = self._read(state, text, data)
-            if len(known) >= MAX_KNOWN:
-                self._leaving.add([known])
-                known = self._known = {}
-            if self._leaving.tables:
-                self._leaving.drop_some()
             if found[0]:
-                known[state, data] = found
+                self._known.put((state, data), found)
         return found
 
     def _read(self, state: int, text: StringText, data: bytes) -> tuple[int, int, int]:

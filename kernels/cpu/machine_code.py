@@ -183,9 +183,8 @@ def machine_code(function: Callable[..., None], *arguments: types.Type) -> Machi
         if "cannot cache" not in str(error):
             raise
     else:
-        address = (
-            cache.load_address(signature(types.void, *arguments)) if IS_KNOWN else 0
-        )  # another numba loads it itself
+        # Another numba loads it itself.
+        address = cache.load_address(signature(types.void, *arguments)) if IS_KNOWN else 0
         if address:
             return MachineCode(code, address, is_new=False)
     with _without_collection():

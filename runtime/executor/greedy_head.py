@@ -83,15 +83,16 @@ class GreedyHead:
         recorded = self._kept.get(key)
         if recorded is None:
             self.prepare()
-            if self._likeliest is None:
+            likeliest = self._likeliest
+            if likeliest is None:
                 return None
             self._arena.restart()
             kept = self._arena.empty(tuple(features.shape), features.dtype)
             with Recording(self._arena) as recording:
-                token_ids = self._likeliest(kept, self._masks)
+                token_ids = likeliest(kept, self._masks)
             assert recording.foreign is None, recording.foreign
             recorded = self._kept[key] = _Recorded(
-                Tape(recording.calls, self._arena), _bits(kept), token_ids.numpy(), self._likeliest
+                Tape(recording.calls, self._arena), _bits(kept), token_ids.numpy(), likeliest
             )
             if len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)

@@ -670,7 +670,9 @@ class CompletionRequest(OpenAISampling):
         if self.echo and self.stream and self.logprobs is not None:
             raise fault("echo with logprobs cannot be streamed; drop stream, echo or logprobs", "stream")
         if self.return_tokens_as_token_ids and self.logprobs is None:
-            raise fault("return_tokens_as_token_ids needs logprobs, a number", "return_tokens_as_token_ids")
+            raise fault(
+                "return_tokens_as_token_ids needs logprobs, a number from 0 to 20", "return_tokens_as_token_ids"
+            )
         return self
 
     def prompts(self) -> list[str | list[int]]:

@@ -49,7 +49,7 @@ def test_what_is_not_kept_is_dropped_a_few_entries_at_a_time() -> None:
             before = len(dropped)
             recent.put(i, Entry(i))
             assert len(dropped) - before <= DROPPED_AT_ONCE
-            assert recent.num_leaving <= 1000
+            assert len(recent.leaving) <= 1000
         assert len(dropped) >= 7000
 
 
@@ -58,7 +58,7 @@ def test_what_is_forgotten_is_not_found_and_dropped_later() -> None:
     for i in range(15):
         recent.put(i, i)
     recent.forget()
-    assert all(recent.get(i) is None for i in range(15)) and recent.num_leaving == 15
+    assert all(recent.get(i) is None for i in range(15)) and len(recent.leaving) == 15
     for i in range(5):
         recent.put(100 + i, i)
-    assert recent.num_leaving == 0 and recent.get(104) == 4
+    assert len(recent.leaving) == 0 and recent.get(104) == 4
