@@ -419,6 +419,10 @@ class Expressions:
         if len(refused) > 1:  # not a and not b: not (a or b)
             flat.difference_update(refused)
             flat.add(self.complement(self.union(*[self.nodes[p][1] for p in refused])))
+        for p in flat:
+            if self.nodes[p][0] == "not" and (narrowed := self._narrowed(p, flat)) is not None:
+                flat.discard(p)
+                return self.intersect(narrowed, *flat)
         self._join_lengths(flat)
         if NOTHING in flat:
             return NOTHING
@@ -449,6 +453,23 @@ class Expressions:
             False,
             edges,
         )
+
+    def _narrowed(self, refused: int, flat: set[int]) -> int | None:
+        """``not (x and y)`` beside ``x`` is ``not y``, and ``not .{0,5}`` beside texts is ``.{6,}``; None for others."""
+        nodes = self.nodes
+        inner = nodes[nodes[refused][1]]
+        if inner[0] == "and":
+            left = [p for p in inner[1:] if p not in flat]
+            if len(left) == len(inner) - 1:
+                return None
+            return self.complement(self.intersect(*left)) if left else NOTHING
+        if inner[0] == "rep" and inner[1] == self.any_char and any(self.is_text[p] for p in flat):
+            _, char, low, high = inner
+            if low == 0 and high is not None:
+                return self.repeat(char, high + 1, None)
+            if low > 0 and high is None:
+                return self.repeat(char, 0, low - 1)
+        return None
 
     def _join_lengths(self, flat: set[int]) -> None:
         """``.{2,5}`` and ``[ab]{0,3}`` becomes ``[ab]{2,3}``."""

@@ -85,6 +85,13 @@ class _Level(NamedTuple):
     leaves: tuple[Leave, ...]
 
 
+class _Paused(NamedTuple):
+    """A search that found no way out within its limit, to go on from with a higher one."""
+
+    queue: list[_Node]
+    seen: dict[tuple[int, int, int], bytes]  # the way to each place
+
+
 class Endings:
     """The endings of one machine's configurations. Thread-safe: the machine's lock is held."""
 
@@ -110,6 +117,7 @@ class Endings:
         self._places = np.zeros((1024, 3), np.int64)
         self.num_steps = self._last_step = 0
         self._active: set[tuple[int, int, int, int, bool]] = set()
+        self._paused: dict[tuple[int, int, int, int, bool], _Paused] = {}
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -438,7 +446,7 @@ class Endings:
             self._active.add(key)
             try:
                 told = self._told(state, limit)
-                leaves = self._search(state, aux, within, barrier, limit, decides) if told is None else (told,)
+                leaves = self._search(key, limit) if told is None else (told,)
                 known = self._levels[key] = _Level(limit, leaves)
             finally:
                 self._active.discard(key)
@@ -450,17 +458,16 @@ class Endings:
         word = None if expr is None else self._machine.expressions.shortest_bytes(expr, limit)
         return None if word is None else Leave(len(word), ACCEPTED, word.translate(_INVERTED))
 
-    def _search(self, state: int, aux: int, within: int, barrier: int, limit: int, decides: bool) -> tuple[Leave, ...]:
+    def _search(self, key: tuple[int, int, int, int, bool], limit: int) -> tuple[Leave, ...]:
+        """The ways out from ``key``: a state, aux, the frame of a name under way, the barrier, whether it decides."""
         machine, levels = self._machine, self._levels
+        state, aux, within, barrier, decides = key
         base = machine.stack(barrier, 0)
         leaves: dict[int, Leave] = {}
-        seen: dict[tuple[int, int, int], bytes] = {}  # the way to each place
         low = int(machine.arrays[walk.FRAME_LOW][barrier])
-        queue: list[_Node] = [(0, 0, b"", _AT, state, aux, within)]
-        while queue:
+        queue, seen = self._paused.pop(key, None) or _Paused([(0, 0, b"", _AT, state, aux, within)], {})
+        while queue and queue[0][0] <= limit:
             length, _, word, kind, a, b, c = heapq.heappop(queue)
-            if length > limit:
-                break
             if kind == _ENDED:
                 if a not in leaves:
                     leaves[a] = Leave(length, a, word)
@@ -491,7 +498,10 @@ class Endings:
             plain = [step for step in steps if step[1] != walk.NEXT_STATE or step[2] not in machine.detours]
             if plain and len(plain) < len(steps):
                 here = self._at_least(a, b, low)
-                nearer = [kind != walk.NEXT_STATE or self._at_least(to, n, low) < here for _, kind, to, n in plain]
+                nearer = [
+                    kind != walk.NEXT_STATE or self._at_least(to, n, low) - (byte >= 0xC0) < here  # it begins a character
+                    for byte, kind, to, n in plain
+                ]
                 if not any(nearer):
                     plain = []  # an escape has to lead on
             for word_told, result in self._told_by_hints(a, b, base) if decides and not c else ():
@@ -512,6 +522,8 @@ class Endings:
                 if leave.word.startswith(before):
                     rest = Leave(leave.length - len(before), leave.result, leave.word[len(before) :])
                     levels.setdefault((*place, barrier, False), _Level(limit, (rest,)))
+        if not leaves:
+            self._paused[key] = _Paused(queue, seen)
         return tuple(leaves.values())
 
     def _told_by_hints(self, state: int, aux: int, base: int) -> Iterator[tuple[bytes, int]]:
@@ -578,7 +590,7 @@ class Endings:
         machine = self._machine
         room = min(limit - length, max(FEW, 2 * bound))
         leaves = self._leaves(state, 0, 0, frame, room).leaves
-        if not leaves and room < limit - length:
+        if not leaves:
             heapq.heappush(queue, _node(length + room + 1, word, _INSIDE, state, frame, room + 1))
         for leave in leaves:
             total, whole = length + leave.length, word + leave.word

@@ -76,6 +76,30 @@ def test_intersections_and_subsets_of_languages(left: str, right: str, meet: boo
     assert not ex.is_subset(ex.union(one, other), both)
 
 
+@pytest.mark.parametrize(
+    ("left", "without", "same"),
+    [
+        ("(ab?)*", (0, 3), (4, 6)),
+        ("(ab?)*", (5, None), (0, 4)),
+        ("(ab?)*", (1, None), (0, 0)),
+        ("(ab?)*", (0, None), None),
+        ("(ab?)*", (0, 9), None),
+    ],
+)
+def test_a_language_without_its_texts_of_some_lengths_is_that_of_the_others(
+    left: str, without: tuple[int, int | None], same: tuple[int, int] | None
+) -> None:
+    ex = Expressions()
+    words, some = compile_regex(left, ex, anchored=True), ex.repeat(ex.any_char, 0, 6)
+    refused = ex.intersect(words, ex.repeat(ex.any_char, *without))
+    rest = ex.intersect(words, some, ex.complement(refused))
+    assert rest == (NOTHING if same is None else ex.intersect(words, ex.repeat(ex.any_char, *same)))
+    assert ex.at_least(rest) == (same[0] if same else ex.at_least(NOTHING))
+    every = [bytes(chars) for count in range(9) for chars in itertools.product(b"ab", repeat=count)]
+    kept = [word for word in every if ex.matches(words, word) and len(word) <= 6 and not ex.matches(refused, word)]
+    assert kept == [word for word in every if ex.matches(rest, word)]
+
+
 def test_a_search_of_too_many_states_is_refused_with_the_limit() -> None:
     ex = Expressions()
     guess = compile_regex("(a|b)*a(a|b){18}", ex, anchored=True)

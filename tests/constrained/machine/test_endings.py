@@ -278,6 +278,43 @@ def test_the_ending_of_a_string_is_as_short_as_the_shortest_of_all_texts(
     assert validator.is_valid(json.loads(ending.word))
 
 
+def _one_of(pattern: str, *most: int) -> dict[str, Any]:
+    """Strings of a pattern that are longer than all of the lengths but the largest."""
+    return {"oneOf": [{"type": "string", "pattern": pattern, "maxLength": length} for length in most]}
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    """Objects of objects, whose names are long."""
+    inner = _nested(depth - 1) if depth else {"type": "boolean"}
+    names = [f"the {number} thing of everything" for number in ("first", "second", "third")]
+    return {
+        "type": "object",
+        "properties": dict.fromkeys(names, inner),
+        "required": names,
+        "additionalProperties": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("schema", "num_bytes", "steps"),
+    [
+        (_one_of(r"^([^\n]{0,61}\n){0,5}[^\n]{0,5}$", 200, 33), 37, 100),
+        (_one_of(r"once-\S{1,10}$", 50, 33), 36, 100),
+        ({"type": "string", "pattern": r"[\u4e00-\u9fff]{3,}"}, 11, 100),
+        ({"type": "string", "pattern": r"^([^\n]{0,61}\n){2,5}$"}, 6, 100),
+        (_nested(3), 4364, 3000),
+    ],
+)
+def test_an_ending_is_found_in_few_steps(
+    vocabulary: Vocabulary, schema: dict[str, Any], num_bytes: int, steps: int
+) -> None:
+    grammar = compile("json_schema", json.dumps(schema), vocabulary)
+    before = grammar.endings.num_steps
+    ending = grammar.endings.of_start(grammar.start)
+    assert ending is not None and grammar.endings.num_steps - before < steps and len(ending.word) == num_bytes
+    assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(ending.word))
+
+
 def _overlapping(count: int) -> dict[str, Any]:
     """Objects of which a size below 10 tells the first one alone."""
     branches = [
