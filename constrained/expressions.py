@@ -455,7 +455,7 @@ class Expressions:
         )
 
     def _narrowed(self, refused: int, flat: set[int]) -> int | None:
-        """``not (x and y)`` beside ``x`` is ``not y``, and ``not .{0,5}`` beside texts is ``.{6,}``; None for others."""
+        """``not (x and y)`` beside ``x`` is ``not y``, ``not .{0,5}`` beside texts is ``.{6,}``; None for others."""
         nodes = self.nodes
         inner = nodes[nodes[refused][1]]
         if inner[0] == "and":
@@ -1064,13 +1064,19 @@ class Expressions:
         return of(expr)
 
     def some_bytes(self, expr: int, most: int) -> bytes | None:
-        """A text of at most ``most`` bytes that is easily found; of an intersection, the shortest one of a part that is
-        in all. None where there is none."""
+        """A text of at most ``most`` bytes that is easily found; of an intersection, the shortest one of a part, with
+        more at its end or its beginning where it is too short, that is in all. None where there is none."""
         node = self.nodes[expr]
-        for part in node[1:] if node[0] == "and" else (expr,):
+        parts = node[1:] if node[0] == "and" else (expr,)
+        least = self.at_least(expr)
+        for part in parts:
             found = self.shortest_bytes(part, most)
-            if found is not None and self.matches(expr, found):
-                return found
+            if found is None:
+                continue
+            more = LIKED[:1] * (least - _num_chars(found))
+            for text in dict.fromkeys((found, found + more, more + found)):
+                if len(text) <= most and self.matches(expr, text):
+                    return text
         return None
 
     def _shortest_of_plain(self, expr: int) -> int:

@@ -465,7 +465,10 @@ class Endings:
         base = machine.stack(barrier, 0)
         leaves: dict[int, Leave] = {}
         low = int(machine.arrays[walk.FRAME_LOW][barrier])
-        queue, seen = self._paused.pop(key, None) or _Paused([(0, 0, b"", _AT, state, aux, within)], {})
+        queue: list[_Node] = [(0, 0, b"", _AT, state, aux, within)]
+        seen: dict[tuple[int, int, int], bytes] = {}
+        if key in self._paused:
+            queue, seen = self._paused.pop(key)
         while queue and queue[0][0] <= limit:
             length, _, word, kind, a, b, c = heapq.heappop(queue)
             if kind == _ENDED:
@@ -498,8 +501,8 @@ class Endings:
             plain = [step for step in steps if step[1] != walk.NEXT_STATE or step[2] not in machine.detours]
             if plain and len(plain) < len(steps):
                 here = self._at_least(a, b, low)
-                nearer = [
-                    kind != walk.NEXT_STATE or self._at_least(to, n, low) - (byte >= 0xC0) < here  # it begins a character
+                nearer = [  # a byte from 0xC0 on begins a character of several
+                    kind != walk.NEXT_STATE or self._at_least(to, n, low) - (byte >= 0xC0) < here
                     for byte, kind, to, n in plain
                 ]
                 if not any(nearer):

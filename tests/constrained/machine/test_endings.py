@@ -339,6 +339,14 @@ def _overlapping(count: int) -> dict[str, Any]:
             '["cqg","cqg"]',
         ),
         ({"type": "array", "contains": {"type": "string", "pattern": '^x"\\n$'}, "maxItems": 3}, r'["x\"\n"]'),
+        (
+            {
+                "type": "array",
+                "maxItems": 30,
+                "contains": {"type": "string", "pattern": "uoe[0-9]{4} |jeph", "minLength": 12, "maxLength": 100},
+            },
+            '["jeph~~~~~~~~"]',
+        ),
         (_overlapping(5), '{"a0":0}'),
     ],
 )  # fmt: skip
