@@ -40,6 +40,19 @@ class TokenReach:
             found = self._near[key] = self._without_far_bounds(expr, is_counted)
         return found
 
+    def observed(self, expr: int) -> int:
+        """A language with the same texts as ``expr`` among those of at most a token's length."""
+        ex = self.ex
+        node = ex.nodes[expr]
+        match node[0]:
+            case "and":
+                return ex.intersect(*map(self.observed, node[1:]))
+            case "or" if len(node) > 1:
+                return ex.union(*map(self.observed, node[1:]))
+            case "not":
+                return ex.complement(self.observed(node[1]))
+        return self.without_far_bounds(expr)
+
     def near_and_owed(self, expr: int) -> tuple[int, int]:
         """As ``without_far_bounds``, with lower bounds lowered where every text has to pass them; by so many
         characters, the second number, the shortest text after each token is longer than it seems."""

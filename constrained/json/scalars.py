@@ -327,7 +327,7 @@ class Scalars:
                 loops=loops and exprs[0] == self.ex.text,
                 recurs=True,
                 step=partial(self._step, exprs, spelling),
-                apart=not self.ex.is_plain[exprs[0]] and not self.ex.has_moves(exprs[0]),
+                apart=any(not self.ex.is_plain[e] and not self.ex.has_moves(e) for e in exprs),
             )
             if is_base:
                 machine.inside_string[state] = state
@@ -643,7 +643,7 @@ def _near(reach: TokenReach, exprs: tuple[int, ...], spelling: Spelling) -> tupl
     if spelling.counted:
         first, owed = reach.near_and_owed(exprs[0])
         return (first,), owed
-    return tuple([reach.without_far_bounds(e) for e in exprs]), 0
+    return (reach.without_far_bounds(exprs[0]), *map(reach.observed, exprs[1:])), 0
 
 
 def _after(spelling: Spelling, byte: int) -> Spelling:

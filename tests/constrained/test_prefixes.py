@@ -46,6 +46,19 @@ def test_the_tokens_of_a_language_stay_where_far_bounds_are_dropped(prefixes: To
         assert allowed(ex, prefixes.without_far_bounds(rest)) == allowed(ex, rest), text
 
 
+@pytest.mark.parametrize(("pattern", "most"), list(itertools.product(PATTERNS, (2, 7, 40))))
+def test_what_is_observed_is_the_same_for_texts_as_short_as_tokens(
+    prefixes: TokenReach, pattern: str, most: int
+) -> None:
+    ex = prefixes.ex
+    words, shorter = compile_regex(pattern, ex, anchored=True), ex.repeat(ex.any_char, 0, most)
+    exact = ex.union(ex.intersect(words, shorter), ex.intersect(ex.text_without(words), ex.complement(shorter)))
+    observed = prefixes.observed(exact)
+    for token in (b"", *TOKENS[:-1]):
+        assert ex.matches(observed, token) == ex.matches(exact, token), token
+    assert most < 40 or observed != exact or words == prefixes.without_far_bounds(words)
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_tokens_of_a_language_lie_between_those_of_its_stand_ins(prefixes: TokenReach, pattern: str) -> None:
     ex = prefixes.ex

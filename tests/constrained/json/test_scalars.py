@@ -169,6 +169,23 @@ def test_counting_makes_no_state_for_each_count(
     assert all(states <= 12 and fuel < 400 for states, fuel in made[9:]), made
 
 
+def test_what_is_asked_of_an_item_makes_no_state_for_each_length() -> None:
+    vocabulary = Vocabulary([*(bytes([b]) for b in range(256)), b"one-long-token-of-many-words", b""], {257}, 257)
+
+    def states_for_masks(limits: dict[str, int]) -> int:
+        wanted = {"type": "string", "pattern": "--", **limits}
+        schema = json.dumps({"type": "array", "maxItems": 9, "contains": wanted, "minContains": 2})
+        grammar = Compiler(vocabulary).compile(GrammarSpec("json_schema", schema))
+        matcher = grammar.matcher()
+        before = grammar.machine.num_states
+        for token in encode(vocabulary, '["the'):
+            assert is_set(matcher.mask(), token) and matcher.accept(token)
+        matcher.mask()
+        return grammar.machine.num_states - before
+
+    assert states_for_masks({"maxLength": 140}) < states_for_masks({}) + 20
+
+
 @pytest.mark.parametrize("most", [0, 2_000])
 def test_states_of_a_list_that_are_made_at_once_are_those_made_one_by_one(
     vocabulary: Vocabulary, most: int, monkeypatch: pytest.MonkeyPatch
