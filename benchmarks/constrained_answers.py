@@ -1,10 +1,11 @@
 """JSON answers of a real model under many schemas: whether all are valid, the cost of masks, the gain of jump-forward.
 
-The same prompts run in three ways: without a grammar, with masks, and with masks and jump-forward. Two ways are
-compared at a time, batch by batch: masks against none in one engine, which is alone as an engine usually is, then
-jumping against masks in two new engines, in turns. Each batch starts with an empty cache and runs ``concurrent``
-answers at once, without drafts. An answer without a grammar has as many tokens as the masked one before it, so both
-ways do the same work except for the masks. The times include compiling each schema, which the first two batches do.
+The same prompts run in three ways: without a grammar, with masks, and with masks and jump-forward, as engines are by
+default. Two ways are compared at a time, batch by batch: each of the others against none in one engine, which is alone
+as an engine usually is, then jumping against masks in two new engines, in turns. Each batch starts with an empty cache
+and runs ``concurrent`` answers at once, without drafts. An answer without a grammar has as many tokens as the one
+before it with one, so both ways do the same work except for the masks. The times include compiling each schema, which
+the first two batches do.
 Nobody judges what answers say.
 """
 
@@ -136,17 +137,19 @@ def measure_answers(model: str, *, answers: int = 300, concurrent: int = 16, max
             for engine in engines.values():
                 engine.shutdown()
 
-    masks, jumps = compared("masked", "free"), compared("jumping", "masked")
-    report: dict[str, Any] = {"answers": 3 * answers, "schemas": len(schemas()), "concurrent": concurrent}
-    invalid = masks.invalid + jumps.invalid
+    jumps = compared("jumping", "masked")
+    found_all = [compared("jumping", "free"), compared("masked", "free"), jumps]
+    report: dict[str, Any] = {"answers": 4 * answers, "schemas": len(schemas()), "concurrent": concurrent}
+    invalid = [text for found in found_all for text in found.invalid]
     report |= {"invalid": len(invalid), "invalid_texts": invalid[:5]}
-    for name, found in ("masked_over_free", masks), ("jumping_over_masked", jumps):
+    for found in found_all:
         way, other = found.seconds
+        name = f"{way}_over_{other}"
         report[name] = round(statistics.median(found.ratios), 3)
         report[f"{name}_in_all"] = round(found.seconds[other] / found.seconds[way], 3)
         report[f"{name}_seconds"] = {side: round(value, 2) for side, value in found.seconds.items()}
     rows = jumps.forward_rows["jumping"]
-    return report | {"tokens": masks.tokens, "forwards_per_token_jumping": round(rows / max(jumps.tokens, 1), 3)}
+    return report | {"tokens": jumps.tokens, "forwards_per_token_jumping": round(rows / max(jumps.tokens, 1), 3)}
 
 
 def measure_budgets(model: str, data: Path, *, schemas: int = 100, answers: int = 1000) -> dict[str, Any]:
