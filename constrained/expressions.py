@@ -465,9 +465,9 @@ class Expressions:
             return self.complement(self.intersect(*left)) if left else NOTHING
         if inner[0] == "rep" and inner[1] == self.any_char and any(self.is_text[p] for p in flat):
             _, char, low, high = inner
-            if low == 0 and high is not None:
-                return self.repeat(char, high + 1, None)
-            if low > 0 and high is None:
+            if low == 0:
+                return NOTHING if high is None else self.repeat(char, high + 1, None)
+            if high is None:
                 return self.repeat(char, 0, low - 1)
         return None
 

@@ -93,6 +93,7 @@ def test_a_language_without_its_texts_of_some_lengths_is_that_of_the_others(
     words, some = compile_regex(left, ex, anchored=True), ex.repeat(ex.any_char, 0, 6)
     refused = ex.intersect(words, ex.repeat(ex.any_char, *without))
     rest = ex.intersect(words, some, ex.complement(refused))
+    assert ex.intersect(words, ex.complement(ex.text)) == NOTHING
     assert rest == (NOTHING if same is None else ex.intersect(words, ex.repeat(ex.any_char, *same)))
     assert ex.at_least(rest) == (same[0] if same else ex.at_least(NOTHING))
     every = [bytes(chars) for count in range(9) for chars in itertools.product(b"ab", repeat=count)]
