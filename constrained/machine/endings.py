@@ -154,7 +154,7 @@ class Endings:
         state, aux, stack, reading = machine.place(config)
         if not machine.counted[state] or reading or machine.arrays[walk.CHARS_LEFT][state]:
             return config
-        low = max(int(machine.arrays[walk.FRAME_LOW][machine.stack_frames[stack]]), 0)
+        low = max(machine.frame_lows[machine.stack_frames[stack]], 0)
         return config if aux <= low else machine.config(state, low, stack)
 
     def _try(self, config: int, most_steps: int = MAX_STEPS) -> ShortEnding | None:
@@ -464,7 +464,7 @@ class Endings:
         state, aux, within, barrier, decides = key
         base = machine.stack(barrier, 0)
         leaves: dict[int, Leave] = {}
-        low = int(machine.arrays[walk.FRAME_LOW][barrier])
+        low = machine.frame_lows[barrier]
         queue: list[_Node] = [(0, 0, b"", _AT, state, aux, within)]
         seen: dict[tuple[int, int, int], bytes] = {}
         if key in self._paused:

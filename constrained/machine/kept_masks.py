@@ -17,7 +17,7 @@ class KeptMasks:
         self._machine = machine
         self.capacity = capacity
         self.rows: list[np.ndarray] = []  # by number
-        self._only: dict[int, int] = {}  # by number
+        self._told: dict[int, tuple[np.ndarray, int, bool]] = {}  # by number; see ``told``
         self.clear()
 
     def clear(self) -> None:
@@ -34,7 +34,7 @@ class KeptMasks:
         control[walk.KEPT_SLOTS] = num_slots - 1
         control[walk.NUM_KEPT] = 0
         control[walk.MAX_KEPT] = self.capacity
-        self.rows, self._only = [], {}
+        self.rows, self._told = [], {}
 
     def row(self, number: int) -> np.ndarray:
         """uint32 [ceil(V / 32)]: the mask of a number."""
@@ -43,11 +43,13 @@ class KeptMasks:
             rows.append(self._readable[len(rows)])
         return rows[number]
 
-    def only_token(self, number: int) -> int:
-        """The one token that the mask of a number allows; -1 if there are more, or none."""
-        found = self._only.get(number)
+    def told(self, number: int) -> tuple[np.ndarray, int, bool]:
+        """The mask of a number, the one token that it allows (-1 if there are more, or none), and whether it allows the
+        end token."""
+        found = self._told.get(number)
         if found is None:
-            found = self._only[number] = only_token(self.row(number))
+            row, eos = self.row(number), self._machine.vocabulary.eos
+            found = self._told[number] = row, only_token(row), bool(row[eos >> 5] >> (eos & 31) & 1)
         return found
 
 

@@ -184,10 +184,10 @@ class Masks:
             kept = self._beside_at_once(state, stack) if is_beside else self.walker.at(state, aux, stack, at_once=True)
         if kept < 0:
             return None
-        row, eos = self.kept.row(kept), self.vocabulary.eos
+        row, only, may_end = self.kept.told(kept)
         self.known.put(config, row)
-        machine.note_end(config, bool(row[eos >> 5] >> (eos & 31) & 1))
-        self._only[config] = self.kept.only_token(kept)
+        machine.note_end(config, may_end)
+        self._only[config] = only
         return row
 
     def _beside_at_once(self, state: int, stack: int) -> int:
@@ -204,8 +204,7 @@ class Masks:
     def _is_beside(self, state: int, stack: int) -> bool:
         """Whether the mask is made from that of the state ``inside_string``."""
         machine = self.machine
-        has_filter = machine.arrays[walk.FRAME_FILTER][machine.stack_frames[stack]] != 0
-        return bool(machine.inside_string[state]) and not has_filter
+        return bool(machine.inside_string[state]) and not machine.frame_filters[machine.stack_frames[stack]]
 
     # -- one mask -------------------------------------------------------------------------------------------------
 
@@ -281,18 +280,18 @@ class Masks:
 
     def _bounds_left(self, inner: _Inner, count: int, stack: int) -> tuple[int, int]:
         """How many characters the string must still have, and may have: as far as its tokens can tell."""
-        arrays = self.machine.arrays
-        frame = self.machine.stack_frames[stack]
-        low, high = int(arrays[walk.FRAME_LOW][frame]), int(arrays[walk.FRAME_HIGH][frame])
+        machine = self.machine
+        frame = machine.stack_frames[stack]
+        low, high = machine.frame_lows[frame], machine.frame_highs[frame]
         return min(max(low - count, 0), inner.most + 1), max(min(high - count - inner.owed, inner.most), -1)
 
     def barrier_of(self, frame: int) -> int:
         """The frame that stops walks in place of all frames with the same filter and bounds."""
         found = self._barriers.get(frame)
         if found is None:
-            arrays = self.machine.arrays
+            machine = self.machine
             filter_at, low, high = (
-                int(arrays[slot][frame]) for slot in (walk.FRAME_FILTER, walk.FRAME_LOW, walk.FRAME_HIGH)
+                view[frame] for view in (machine.frame_filters, machine.frame_lows, machine.frame_highs)
             )
             found = self._barriers[frame] = self._barrier(filter_at, low, high)
         return found
@@ -395,8 +394,7 @@ class Masks:
         """``_walk_inside`` a string of one language, by its parts, or of several. Raises NoParts."""
         machine = self.machine
         state, _, barrier = key
-        is_filtered = machine.arrays[walk.FRAME_FILTER][barrier] != 0
-        if is_filtered or (part is None and self._inside_of(state, barrier) is not None):
+        if machine.frame_filters[barrier] or (part is None and self._inside_of(state, barrier) is not None):
             raise NoParts
         trie = self.walker.whole if part is None else part
         mask = np.zeros(self.vocabulary.num_words, np.uint32)
@@ -433,7 +431,7 @@ class Masks:
         base = int(machine.inside_string[state])
         if not base:
             return None
-        filter_at = int(machine.arrays[walk.FRAME_FILTER][frame])
+        filter_at = machine.frame_filters[frame]
         if filter_at and not machine.arrays[walk.FILTERS][filter_at]:
             return None
         return self._inside_tokens(base)

@@ -208,7 +208,7 @@ class Repeats:
         if state in machine.lazy:
             return b""
         if machine.counted[state]:
-            high = int(machine.arrays[walk.FRAME_HIGH][machine.stack_frames[stack]])
+            high = machine.frame_highs[machine.stack_frames[stack]]
             if high - aux <= machine.vocabulary.trie.max_depth:
                 return b""
         return np.flatnonzero(machine.row(state) == state).astype(np.uint8).tobytes()
