@@ -333,6 +333,7 @@ class Scalars:
                 machine.inside_string[state] = state
             if not spelling.counted:
                 machine.strings[state >> PART_BITS][state] = exprs[0]
+            self._tell_apart(state, exprs, spelling)
             machine.settle_later(state, partial(self._settle, exprs, spelling, state))
             return state
 
@@ -488,7 +489,13 @@ class Scalars:
         """A new state in the escape of one of the characters ``codes``."""
         left = self.left_after(exprs[0], codes) if spelling.counted else 0
         counted = 2 if spelling.counted else 0
-        return self.machine.add_state(fill, counted=counted, left=left, detour=detour, recurs=recurs)
+        state = self.machine.add_state(fill, counted=counted, left=left, detour=detour, recurs=recurs)
+        self._tell_apart(state, exprs, spelling)
+        return state
+
+    def _tell_apart(self, state: int, exprs: tuple[int, ...], spelling: Spelling) -> None:
+        if len(exprs) > 1 and spelling.tagged < 0:
+            self.machine.told_apart[state] = tuple([e for e in exprs[1:] if e not in (NOTHING, self.ex.text)])
 
     def left_after(self, must: int, codes: Ranges) -> int:
         """The number of characters of the shortest text that begins with one of ``codes``."""
@@ -591,8 +598,12 @@ class Scalars:
             for byte, digit in (HEX if free else LOWER_HEX).items():
                 row[byte] = self._code_point(exprs, spelling, free, digits + digit)
 
-        key = ("code point", exprs, spelling, free, digits)
-        return machine.state(key, lambda: self._within_escape(fill, exprs, spelling, codes, detour=not digits))
+        def make() -> int:
+            state = self._within_escape(fill, exprs, spelling, codes, detour=not digits)
+            machine.escape_left[state] = (4 if len(digits) < 4 else 10) - len(digits)
+            return state
+
+        return machine.state(("code point", exprs, spelling, free, digits), make)
 
     def _any_code_point(self, to: tuple[int, ...], spelling: Spelling, missing: int) -> int:
         """The state before the last ``missing`` hexadecimal digits of a character, each of which leads to ``to``."""
@@ -602,7 +613,9 @@ class Scalars:
 
         def make() -> int:
             left = (self.ex.shortest(to[0]) or 0) + 1 if spelling.counted else 0
-            return machine.add_state(fill, counted=2 if spelling.counted else 0, left=left)
+            state = machine.add_state(fill, counted=2 if spelling.counted else 0, left=left)
+            machine.escape_left[state] = missing
+            return state
 
         def fill(row: np.ndarray) -> None:
             row[list(HEX)] = self._any_code_point(to, spelling, missing - 1)

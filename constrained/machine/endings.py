@@ -465,6 +465,9 @@ class Endings:
         base = machine.stack(barrier, 0)
         leaves: dict[int, Leave] = {}
         low = machine.frame_lows[barrier]
+        told_apart = machine.told_apart.get(state)
+        most = FEW if told_apart is None else min(FEW, 1 << len(told_apart))  # results that there may be
+        hinted: dict[int, Leave] | None = None  # in a string, for results that need not be searched for
         queue: list[_Node] = [(0, 0, b"", _AT, state, aux, within)]
         seen: dict[tuple[int, int, int], bytes] = {}
         if key in self._paused:
@@ -474,7 +477,7 @@ class Endings:
             if kind == _ENDED:
                 if a not in leaves:
                     leaves[a] = Leave(length, a, word)
-                    if not decides or len(leaves) == FEW:
+                    if not decides or len(leaves.keys() | (hinted or {}).keys()) >= most:
                         break
                     limit = 2 * length + 64
                 continue
@@ -507,8 +510,12 @@ class Endings:
                 ]
                 if not any(nearer):
                     plain = []  # an escape has to lead on
-            for word_told, result in self._told_by_hints(a, b, base) if decides and not c else ():
-                heapq.heappush(queue, _node(length + len(word_told), word + word_told, _ENDED, result, 0, 0))
+            if decides and not c:
+                for told, result in self._told_by_hints(machine.hints.get(a, ()), a, b, base):
+                    heapq.heappush(queue, _node(length + len(told), word + told, _ENDED, result, 0, 0))
+                if told_apart is not None and hinted is None and a in machine.strings[a >> PART_BITS]:
+                    found = self._told_by_hints(machine.told_apart.get(a, ()), a, b, base)
+                    hinted = {result: Leave(length + len(told), result, word + told) for told, result in found}
             for byte, step, to, more in plain or steps:
                 further = word + _INVERTED[byte : byte + 1]
                 if step == walk.NEXT_STATE:
@@ -527,12 +534,13 @@ class Endings:
                     levels.setdefault((*place, barrier, False), _Level(limit, (rest,)))
         if not leaves:
             self._paused[key] = _Paused(queue, seen)
-        return tuple(leaves.values())
+            return ()
+        return tuple(sorted(((hinted or {}) | leaves).values(), key=lambda leave: leave.length))
 
-    def _told_by_hints(self, state: int, aux: int, base: int) -> Iterator[tuple[bytes, int]]:
+    def _told_by_hints(self, hints: tuple[int, ...], state: int, aux: int, base: int) -> Iterator[tuple[bytes, int]]:
         """Words, inverted, that lead out of a string, with their results: of the languages that are told apart."""
         machine = self._machine
-        for expr in machine.hints.get(state, ()):
+        for expr in hints:
             text = machine.expressions.some_bytes(expr, MAX_HINTED)
             if text is None:
                 continue
@@ -563,7 +571,8 @@ class Endings:
             return max(low - count, int(machine.arrays[walk.CHARS_LEFT][state]), 0) + 1
         language = machine.strings[state >> PART_BITS].get(state)
         if language is None:
-            return 0
+            left = machine.escape_left.get(state)
+            return 0 if left is None else left + 1
         return machine.expressions.at_least(language) + 1
 
     def _begin_name(self, queue: list[_Node], word: bytes, state: int, frame: int, base: int) -> None:

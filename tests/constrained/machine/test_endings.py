@@ -315,6 +315,19 @@ def test_an_ending_is_found_in_few_steps(
     assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(ending.word))
 
 
+@pytest.mark.parametrize("begun", [b'["the', b'["the\\', b'["the\\u', b'["the\\ud83d', b'["je'])
+def test_a_string_of_which_more_is_asked_ends_in_few_steps(vocabulary: Vocabulary, begun: bytes) -> None:
+    wanted = {"type": "string", "pattern": "uoe[0-9]{4} |jeph", "minLength": 12, "maxLength": 100}
+    schema = {"type": "array", "maxItems": 30, "contains": wanted}
+    grammar = compile("json_schema", json.dumps(schema), vocabulary)
+    assert grammar.least_tokens is not None
+    before = grammar.endings.num_steps
+    ending = grammar.endings.of(grammar.machine.advance_bytes(grammar.start, begun))
+    assert ending is not None and grammar.endings.num_steps - before < 20
+    value = json.loads(begun + ending.word)
+    assert len(value) == 1 and jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
 def _overlapping(count: int) -> dict[str, Any]:
     """Objects of which a size below 10 tells the first one alone."""
     branches = [
