@@ -84,7 +84,7 @@ class Scalars:
                     return self._counted_string(must, low, UNBOUNDED if high is None else high, places)
         inside = self._begin((must, *asked), Spelling(free))
         if asked:
-            self.machine.hints[inside] = asked
+            self.machine.told_apart[inside] = asked
         return inside if asked == observers or (True not in places and not asked) else self._answered(inside, places)
 
     def _answer(self, must: int, observer: int) -> bool | None:
@@ -470,6 +470,7 @@ class Scalars:
             is_joint = len(exprs) == 1 and not spelling.counted and not self.ex.is_plain[exprs[0]]
             codes = ANY if free else ESCAPED
             state = self._within_escape(fill, exprs, spelling, codes, detour=True, recurs=is_joint)
+            machine.escape_left[state] = 1
             if is_joint:
                 machine.string_texts[state] = self._text(exprs[0], spelling, is_escaping=True)
             return state
@@ -494,6 +495,7 @@ class Scalars:
         return state
 
     def _tell_apart(self, state: int, exprs: tuple[int, ...], spelling: Spelling) -> None:
+        """Note which observers the rest of the string still decides."""
         if len(exprs) > 1 and spelling.tagged < 0:
             self.machine.told_apart[state] = tuple([e for e in exprs[1:] if e not in (NOTHING, self.ex.text)])
 

@@ -465,9 +465,10 @@ class Endings:
         base = machine.stack(barrier, 0)
         leaves: dict[int, Leave] = {}
         low = machine.frame_lows[barrier]
-        told_apart = machine.told_apart.get(state)
-        most = FEW if told_apart is None else min(FEW, 1 << len(told_apart))  # results that there may be
-        hinted: dict[int, Leave] | None = None  # in a string, for results that need not be searched for
+        told_apart = machine.told_apart
+        is_inside = state in told_apart  # a string: then there are no other results
+        most = min(FEW, 1 << len(told_apart[state])) if is_inside else FEW
+        hinted: dict[int, Leave] | None = None  # one text for each language that a string tells apart, easily found
         queue: list[_Node] = [(0, 0, b"", _AT, state, aux, within)]
         seen: dict[tuple[int, int, int], bytes] = {}
         if key in self._paused:
@@ -477,7 +478,8 @@ class Endings:
             if kind == _ENDED:
                 if a not in leaves:
                     leaves[a] = Leave(length, a, word)
-                    if not decides or len(leaves.keys() | (hinted or {}).keys()) >= most:
+                    told = hinted.keys() if hinted and is_inside else ()
+                    if not decides or len(leaves.keys() | told) >= most:
                         break
                     limit = 2 * length + 64
                 continue
@@ -510,12 +512,12 @@ class Endings:
                 ]
                 if not any(nearer):
                     plain = []  # an escape has to lead on
-            if decides and not c:
-                for told, result in self._told_by_hints(machine.hints.get(a, ()), a, b, base):
-                    heapq.heappush(queue, _node(length + len(told), word + told, _ENDED, result, 0, 0))
-                if told_apart is not None and hinted is None and a in machine.strings[a >> PART_BITS]:
-                    found = self._told_by_hints(machine.told_apart.get(a, ()), a, b, base)
-                    hinted = {result: Leave(length + len(told), result, word + told) for told, result in found}
+            if decides and not c and hinted is None and a in told_apart and a not in machine.escape_left:
+                hints = self._told_by_hints(told_apart[a], a, b, base)
+                hinted = {result: Leave(length + len(told), result, word + told) for told, result in hints}
+                if not is_inside:
+                    for leave in hinted.values():
+                        heapq.heappush(queue, _node(leave.length, leave.word, _ENDED, leave.result, 0, 0))
             for byte, step, to, more in plain or steps:
                 further = word + _INVERTED[byte : byte + 1]
                 if step == walk.NEXT_STATE:
@@ -535,7 +537,9 @@ class Endings:
         if not leaves:
             self._paused[key] = _Paused(queue, seen)
             return ()
-        return tuple(sorted(((hinted or {}) | leaves).values(), key=lambda leave: leave.length))
+        if hinted and is_inside:
+            leaves = hinted | leaves
+        return tuple(sorted(leaves.values(), key=lambda leave: leave.length))
 
     def _told_by_hints(self, hints: tuple[int, ...], state: int, aux: int, base: int) -> Iterator[tuple[bytes, int]]:
         """Words, inverted, that lead out of a string, with their results: of the languages that are told apart."""

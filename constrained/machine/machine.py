@@ -156,10 +156,9 @@ class Machine:
         self.closings: dict[int, Callable[[], bytes]] = {}  # by frame; see ``add_frame``
         self.deciding: set[int] = set()  # frames; see ``add_frame``
         self.detours: set[int] = set()  # states; see ``add_state``
-        # By state behind the quote of a string: languages that its result tells apart, for ``Endings``.
-        self.hints: dict[int, tuple[int, ...]] = {}
-        self.escape_left: dict[int, int] = {}  # by state within an escape: the bytes of it that are missing
-        self.told_apart: dict[int, tuple[int, ...]] = {}  # by every state inside such a string: what is still open
+        self.escape_left: dict[int, int] = {}  # by state within an escape: how many bytes of it are missing at least
+        # By state of a string whose result tells languages apart: those that the rest of the string decides.
+        self.told_apart: dict[int, tuple[int, ...]] = {}
 
         self.set_array(walk.TOKEN_BYTES, vocabulary.token_bytes)
         self.set_array(walk.TOKEN_OFFSETS, vocabulary.token_offsets)
