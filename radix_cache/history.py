@@ -7,8 +7,11 @@ whose counters are halved after ``num_until_halved`` counts, as in TinyLFU (Einz
                                                   prefix has the count of its last whole block, or 0
 """
 
+from functools import lru_cache
+
 import numpy as np
 
+from .blocks import root_name
 from .node import Namespace, RadixNode
 from .returns import MAX_TURN, Returns
 
@@ -18,10 +21,15 @@ NUM_ROWS = 4
 NEAR = 3  # blocks after the end of an earlier lookup that may have counts by chance
 MOST = 255
 _ALL_BITS = 0xFFFFFFFFFFFFFFFF
+_SECOND_BITS = np.uint64(0xFFFF)
 
 
 class History:
-    """Takes 18 to 36 bytes a slot. Hash collisions can only make a count too high."""
+    """Takes 22 to 44 bytes a slot.
+
+    Hash collisions make a count too high. They make one too low only where a lookup seems to continue another: if both
+    have the same counter in two rows.
+    """
 
     def __init__(self, num_slots: int) -> None:
         bits = max(10, (PER_BLOCK * num_slots // BLOCK).bit_length())
@@ -29,8 +37,10 @@ class History:
         self._shift = np.uint64(64 - bits)
         self._counts = np.zeros((NUM_ROWS, 1 << bits), np.uint8)
         self._mix = weights_of(NUM_ROWS)[:, None]
-        # By counter of the first row, of the lookups whose tokens ended there: the turn, 0 for none, and the time.
+        # By counter of the first row, of the lookups whose tokens ended there: the turn, 0 for none, the last bits of
+        # the counter of the second row, and the time.
         self._turns = np.zeros(1 << bits, np.uint8)
+        self._seconds = np.zeros(1 << bits, np.uint16)
         self._times = np.zeros(1 << bits, np.uint32)
         self.returns = Returns()
         self._rows = np.arange(NUM_ROWS)[:, None]
@@ -52,7 +62,7 @@ class History:
             self.weights = weights_of(2 * n)
         products = tokens[:n].astype(np.uint64) * self.weights[:n]
         sums = np.cumsum(np.add.reduceat(products, np.arange(0, n, BLOCK)))
-        cells = self._cells(sums + np.uint64(hash(namespace) & _ALL_BITS))
+        cells = self._cells(sums + np.uint64(_first_sum(namespace)))
         counts = self._counts[self._rows, cells]
         least = counts.min(axis=0)
         num_known = len(least) if least.all() else int((least == 0).argmax())
@@ -60,15 +70,17 @@ class History:
         if 0 < num_known < len(least):
             for end in range(num_known, max(0, num_known - NEAR), -1):
                 before = cells[0, end - 1]
-                if self._turns[before]:
+                if self._turns[before] and self._seconds[before] == cells[1, end - 1] & _SECOND_BITS:
                     turn = min(self._turns.item(before) + 1, MAX_TURN)
                     pause = now - self._times.item(before)
                     self._turns[before] = 0
                     cells, counts, least = cells[:, end:], counts[:, end:], least[end:]
                     break
         self.returns.count(turn, pause if turn > 1 else 0)
-        self._turns[cells[0, -1]], self._times[cells[0, -1]] = turn, now
-        self._counts[self._rows, cells] = counts + ((counts == least) & (counts < MOST))
+        last = cells[0, -1]
+        self._turns[last], self._seconds[last], self._times[last] = turn, cells[1, -1] & _SECOND_BITS, now
+        # The maximum, not what is written last: two blocks of one lookup may share a counter.
+        np.maximum.at(self._counts, (self._rows, cells), counts + ((counts == least) & (counts < MOST)))
         self._num_counted += len(least)
         if self._num_counted >= self.num_until_halved:
             self._num_counted = 0
@@ -96,7 +108,7 @@ class History:
 
     def _sum(self, node: RadixNode, end: int) -> int:
         """The hash sum of the first ``end`` tokens of the path to ``node``, which selects their counters."""
-        at, total = node, hash(node.namespace)
+        at, total = node, _first_sum(node.namespace)
         while at.parent is not None:
             start = at.start
             if start < end:
@@ -112,6 +124,12 @@ class History:
         """The counter of each sum in each row, [rows, n]."""
         sums = sums ^ (sums >> np.uint64(31))
         return (sums * self._mix) >> self._shift
+
+
+@lru_cache(maxsize=1024)
+def _first_sum(namespace: Namespace) -> int:
+    """The hash sum before the first token: one that is equal in every process, which ``hash`` of a text is not."""
+    return int.from_bytes(root_name(namespace)[:8], "little")
 
 
 def weights_of(n: int) -> np.ndarray:
