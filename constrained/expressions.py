@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .code_points import ANY, Ranges, clip
+from .code_points import ANY, Ranges, clip, intersection, union
 from .fuel import Fuel
 from .spec import GrammarTooComplex
 from .tables import NUM_PARTS, PART_BITS, Parts, in_parts
@@ -30,6 +30,7 @@ ANY_LENGTH = -(1 << 29)  # the padding of texts that no bound is meant for
 MAX_COUNTED_BY_STATES = 16  # of one character: a larger bound is one on the length
 MAX_SEARCHED = 2_000  # derivatives of an intersection whose shortest text is looked for
 MANY_PARTS = 1 << 30
+MOST_BEGINNINGS = 6  # parts of a language that are looked at for its texts that begin with some characters
 LIKELY_TEXTS = (b" ", b"a", b"0", b"-", b"aa", b"\x80", b"\x80\x80")  # some end a character
 MAX_LIKELY_BYTES = 32
 MAX_FREE_DIGITS = 400  # digits that ``_can_reach_multiple`` looks ahead
@@ -424,6 +425,7 @@ class Expressions:
                 flat.discard(p)
                 return self.intersect(narrowed, *flat)
         self._join_lengths(flat)
+        self._join_beginnings(flat)
         if NOTHING in flat:
             return NOTHING
         if len(flat) == 1:
@@ -489,6 +491,64 @@ class Expressions:
         highs = [nodes[p][3] for p in joined if nodes[p][3] is not None]
         high = min(highs, default=None)
         flat.add(NOTHING if high is not None and low > high else self.repeat(nodes[joined[-1]][1], low, high))
+
+    def _join_beginnings(self, flat: set[int]) -> None:
+        """``[^0].*`` and ``([0-9]b){1,9}`` becomes ``[1-9]b([0-9]b){0,8}``, so a text has one condition and not two."""
+        nodes = self.nodes
+        if len(flat) < 2:
+            return
+        for part in tuple(flat):
+            if nodes[part][0] != "cat" or nodes[part][2] != self.text or not self._is_char(nodes[part][1]):
+                continue
+            for other in flat - {part}:
+                if self.is_plain[other] and self.is_text[other] and self.words_of(other) is None:
+                    joined = self._beginning(other, self._char_ranges(nodes[part][1]), MOST_BEGINNINGS)
+                    if joined is not None:
+                        flat.difference_update((part, other))
+                        flat.add(joined)
+                        break
+
+    def _beginning(self, expr: int, chars: Ranges, most: int) -> int | None:
+        """The texts of a language of texts that begin with one of ``chars``; None if they would take a longer search."""
+        node = self.nodes[expr]
+        match node[0]:
+            case "set" | "chars":
+                return self.chars(intersection(self._char_ranges(expr), chars))
+            case "word":
+                return expr if self._is_in(node[1], chars) else NOTHING
+            case "words":
+                return self.one_of([word for word in node[1] if word and self._is_in(word, chars)])
+            case "empty":
+                return NOTHING
+            case "cat":
+                left = self._beginning(node[1], chars, most)
+                found = None if left is None else self._concat(left, node[2])
+                if found is None or not self.nullable[node[1]]:
+                    return found
+                right = self._beginning(node[2], chars, most - 1) if most else None
+                return None if right is None else self.union(found, right)
+            case "rep":
+                inner, low, high = node[1:]
+                first = None if self.nullable[inner] else self._beginning(inner, chars, most)
+                if first is None:
+                    return None
+                left = self.repeat(inner, max(low - 1, 0), None if high is None else high - 1)
+                return self._concat(first, left)
+            case "or" if len(node) <= most:
+                parts = [self._beginning(part, chars, most - 1) for part in node[1:]]
+                return None if None in parts else self.union(*[part for part in parts if part is not None])
+        return None
+
+    def _char_ranges(self, expr: int) -> Ranges:
+        """The characters of a language of single ones."""
+        node = self.nodes[expr]
+        low = tuple((byte, byte) for byte in range(0x80) if node[1] >> byte & 1)
+        return union(low, node[2] if node[0] == "chars" else ())
+
+    @staticmethod
+    def _is_in(word: bytes, chars: Ranges) -> bool:
+        """Whether a word of whole characters begins with one of them."""
+        return bool(clip(chars, first := ord(word.decode()[0]), first))
 
     def complement(self, inner: int) -> int:
         """Every byte string outside the language; ``text_without`` gives those of whole characters."""

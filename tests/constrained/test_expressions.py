@@ -76,6 +76,22 @@ def test_intersections_and_subsets_of_languages(left: str, right: str, meet: boo
     assert not ex.is_subset(ex.union(one, other), both)
 
 
+@pytest.mark.parametrize("first", ["[^a]", "[b-é]", "[aé]"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["[^,]{1,3}(-[^b]{1,2}){0,2}", "(a|bé?|é){2,3}b*", "a?b?é", "(ab|ba|éa)x?", "(a?b)*", "é|(aé)+|b.*", "(ab?|é.){0,2}"],
+)
+def test_texts_of_a_language_that_begin_with_some_characters_are_one_condition(first: str, pattern: str) -> None:
+    ex = Expressions()
+    language = compile_regex(pattern, ex, anchored=True)
+    both = ex.intersect(language, compile_regex(f"^{first}", ex, anchored=False))
+    assert ex.is_plain[both]
+    for count in range(6):
+        for chars in itertools.product("abé-", repeat=count):
+            text = "".join(chars)
+            assert ex.matches(both, text.encode()) == bool(re.match(first, text) and re.fullmatch(pattern, text)), text
+
+
 @pytest.mark.parametrize(
     ("left", "without", "same"),
     [
