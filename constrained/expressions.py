@@ -509,7 +509,7 @@ class Expressions:
                         break
 
     def _beginning(self, expr: int, chars: Ranges, most: int) -> int | None:
-        """The texts of a language of texts that begin with one of ``chars``; None if they would take a longer search."""
+        """The texts that begin with one of ``chars``, of a language of texts; None if that took a longer search."""
         node = self.nodes[expr]
         match node[0]:
             case "set" | "chars":

@@ -317,6 +317,21 @@ class RadixCache:
         self._evict(n, "flush")
         return n
 
+    def forget(self, tokens: np.ndarray, *, start: int, namespace: Namespace = "") -> None:
+        """Evict what the tree holds of ``tokens`` from position ``start`` on, and all that follows these tokens.
+
+        They were committed ahead of a step that was not run. No lease and no pin may hold them.
+        """
+        root = self.tree.roots.get(namespace)
+        if root is None:
+            return
+        found, equal = self.tree.find(root, as_tokens(tokens))
+        if equal > start:
+            above = self.tree.node_at(found, start)
+            freed = self.tree.evict_branch(above.children[int(tokens[start])], "flush")
+            self._pool.give(freed)
+            self._evicted["flush"] += len(freed)
+
     # -- numbers ------------------------------------------------------------------------------------------------------
 
     @property
@@ -542,7 +557,7 @@ class RadixCache:
 class Lease:
     """A sequence's KV slots: a locked path of the tree, then private slots.
 
-        [0, num_shared) in the tree, locked, not written again
+        [0, num_shared) in the tree, locked, not written again once computed
         [num_shared, num_slots) private, written by its owner
 
     Made by ``RadixCache.acquire`` and ended by exactly one ``release``. ``num_cached`` counts the tokens that were
@@ -632,7 +647,8 @@ class Lease:
     def commit_new(self, tokens: np.ndarray) -> None:
         """As ``commit``, but only where no slot of this lease changes: not if the tree would have to be adopted from.
 
-        For a sequence that runs and whose slots others have copied.
+        For a sequence that runs and whose slots others have copied. ``tokens`` may also be committed ahead of the step
+        that computes them, if nothing reads their slots before; ``RadixCache.forget`` removes them if it is not run.
         """
         if len(tokens) > self.num_shared:
             own = as_tokens(tokens)[self.num_shared :]

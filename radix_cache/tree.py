@@ -173,6 +173,21 @@ class RadixTree:
         self.version += 1
         return np.concatenate(freed) if freed else EMPTY
 
+    def evict_branch(self, node: RadixNode, cause: str) -> np.ndarray:
+        """Evict all tokens of ``node`` and of the nodes below it, of which none is locked; returns their slots."""
+        branch = [node]
+        for above in branch:
+            branch.extend(above.children.values())
+        for leaf in reversed(branch):
+            assert leaf.lock_count == 0 and not leaf.children, f"{leaf} is held"
+            if self.observer is not None:
+                self.observer.evicted(leaf, leaf.start, cause)
+            self.queue.withdraw(leaf)
+            self.num_tokens -= len(leaf.tokens)
+            self._remove(leaf)
+        self.version += 1
+        return np.concatenate([each.slots for each in branch])
+
     def _remove(self, leaf: RadixNode) -> None:
         parent = leaf.parent
         assert parent is not None

@@ -313,6 +313,7 @@ class EngineCore:
         self.loop.drop()
         for program in list(self.programs.by_key.values()):
             self.programs.end_program(program, error)
+        self.scheduler.drop_plan()
         self._outbox += self.handoff.fail_all(error)
         outbox, self._outbox = self._outbox, []
         return outbox
@@ -333,7 +334,7 @@ class EngineCore:
         if self.image_ops is not None:
             self.image_ops.close()
         if self.tiers is not None:
-            if self.tiers.store is not None:
+            if self.tiers.store is not None and not self.scheduler.is_ahead:
                 self.tiers.flush(FLUSH_S)
             self.tiers.close(FLUSH_S)
             self.tiers = None

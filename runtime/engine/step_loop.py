@@ -167,7 +167,9 @@ class StepLoop:
         return before is not None or flight is not None
 
     def _without_failed(self, plan: StepPlan | None) -> StepPlan | None:
-        """Fail the ops of sequences that can never run, and remove the other rows of these ops from ``plan``."""
+        """Fail the ops of sequences that can never run, and remove from ``plan`` the other rows of these ops and the
+        rows that read what those were to compute.
+        """
         if not self.scheduler.failed:
             return plan
         for seq, error in self.scheduler.failed:
@@ -177,10 +179,7 @@ class StepLoop:
             message = f"{error}; shorten the prompt or start with a larger --num-slots"
             self.programs.fail_first(seq.tag.owner, PromptTooLong(message))
         self.scheduler.failed.clear()
-        if plan is None:
-            return None
-        rows = tuple(row for row in plan.rows if row.seq_id in self.programs.live)
-        return StepPlan(plan.step, rows, plan.vectorised) if rows or plan.vectorised is not None else None
+        return None if plan is None else self.scheduler.without_ended(plan, self.programs.live)
 
     def _expect_draws(self, flight: StepInFlight) -> None:
         """Tell the scheduler which tokens of ``flight`` the next plan may use: those that cannot end their candidate.

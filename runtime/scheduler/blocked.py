@@ -33,16 +33,9 @@ class RunningPrompts:
         place.setdefault(seq.tokens.ids.item(seq.num_computed), []).append(seq)
 
     def worth_waiting_for(self, seq: Sequence, limit: int, *, matched: int) -> tuple[Sequence, int] | None:
-        """``longest``, if waiting for it costs less than computing its tokens again; the cache has ``matched`` already.
-
-        Questions that begin with the same word are not blocked on each other: a step's wait, and a last step with few
-        rows, cost more than a few tokens. A shared part that is at least half of the sequence's work is always awaited.
-        """
+        """``longest``, if it ``is_worth_waiting_for``; the cache has ``matched`` tokens already."""
         found = self.longest(seq, limit)
-        if found is None:
-            return None
-        awaited = found[1] - matched
-        return found if awaited >= FEW or 0 < seq.length - matched <= 2 * awaited else None
+        return found if found is not None and is_worth_waiting_for(seq, found[1], matched=matched) else None
 
     def longest(self, seq: Sequence, limit: int) -> tuple[Sequence, int] | None:
         """The prompt with most of ``seq``'s first ``limit`` tokens, and how many; None if none computes any of them."""
@@ -56,6 +49,17 @@ class RunningPrompts:
                 if shared > start and (best is None or shared > best[1]):
                     best = (other, shared)
         return best
+
+
+def is_worth_waiting_for(seq: Sequence, length: int, *, matched: int) -> bool:
+    """Whether waiting for a running prompt that computes the first ``length`` tokens of ``seq`` costs less than
+    computing them again; the cache has ``matched`` of them already.
+
+    Questions that begin with the same word are not blocked on each other: a step's wait, and a last step with few rows,
+    cost more than a few tokens. A shared part that is at least half of the sequence's work is always awaited.
+    """
+    awaited = length - matched
+    return awaited >= FEW or 0 < seq.length - matched <= 2 * awaited
 
 
 class Blocked:

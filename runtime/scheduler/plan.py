@@ -2,6 +2,8 @@
 
 tokens of a sequence:   [0, start) in the KV pool   [start, tokens_end) run in this step   [.., len) later
 with a draft:           [0, start) in the KV pool   [start, len) run in this step, then ``num_draft`` draft tokens
+
+An earlier row of the same step may write the KV of the last tokens before ``start``.
 """
 
 from __future__ import annotations

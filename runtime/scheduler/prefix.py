@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from .sequence import Sequence
 
@@ -32,6 +34,28 @@ def commit(seq: Sequence) -> None:
     """Give the KV that ``seq`` has computed to the cache, so that other sequences find it."""
     if seq.lease is not None:
         seq.lease.commit(seq.tokens.ids[: seq.num_computed])
+
+
+class CommittedAhead(NamedTuple):
+    """Tokens that are in the cache before the planned step computes those from ``start`` on."""
+
+    seq_id: int  # of the sequence whose row computes them
+    namespace: str
+    tokens: np.ndarray  # int32, a copy: from the sequence's first token on
+    start: int
+
+
+def commit_ahead(seq: Sequence, end: int) -> CommittedAhead | None:
+    """Give the tokens of ``seq`` up to ``end``, which the planned step computes, to the cache.
+
+    None, without a change, where slots of ``seq`` would change: the cache holds some of the tokens in other slots.
+    """
+    assert seq.lease is not None
+    tokens = seq.tokens.ids[:end]
+    seq.lease.commit_new(tokens)
+    if seq.lease.num_shared < len(tokens):
+        return None
+    return CommittedAhead(seq.seq_id, seq.namespace, tokens.copy(), seq.num_computed)
 
 
 def attach(seq: Sequence, cache: RadixCache) -> int:

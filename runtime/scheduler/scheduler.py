@@ -6,6 +6,10 @@
 A parked sequence keeps its KV until another sequence needs the slots. When it is submitted again, it finds in the cache
 the part that was not evicted. A waiting sequence is *blocked* while another one computes its prefix or while its prefix
 is read from disk.
+
+The step that computes the last tokens of the prefix also runs the sequences that share it, in later rows: in each layer
+the keys and values of a step's tokens are written before attention reads them. These tokens are *committed ahead*: the
+cache holds them from the plan on, so that the sequences find them, and forgets them if the step is not run.
 """
 
 from __future__ import annotations
@@ -17,15 +21,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import numpy as np
+
 from ...radix_cache import OutOfSlots, RadixCache
-from .blocked import Blocked, RunningPrompts
+from .blocked import Blocked, RunningPrompts, is_worth_waiting_for
 from .config import SchedulerConfig
 from .counters import SchedulerCounters
 from .drain import Drain
 from .lengths import PROMPT_COST, UNKNOWN, Lengths
 from .parked import Parked
 from .plan import DecodePart, Draft, PlanRow, StepPlan, drafted_row, plan_row
-from .prefix import attach, commit, matched_len, read_ahead, shorten
+from .prefix import CommittedAhead, attach, commit, commit_ahead, matched_len, read_ahead, shorten
 from .sequence import PoolTooSmall, Sequence, slots_missing, slots_to_come, urgency
 from .waiting import ORDERS, PREEMPTIVE, Waiting
 
@@ -70,6 +76,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self.failed: list[tuple[Sequence, PoolTooSmall]] = []
         self._blocked = Blocked()
+        self._ahead: list[CommittedAhead] = []  # for the plan that is not complete yet
         self._waiting_with_lease: dict[int, Sequence] = {}  # they were parked with it
         self._program_orders: dict[str, int] = {}
         self._free_rows = list(range(config.max_running - 1, -1, -1))
@@ -215,7 +222,12 @@ class Scheduler:
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing can run. Sequences that need more slots than exist go to ``failed``."""
+        """The next step, or None when nothing can run. Sequences that need more slots than exist go to ``failed``.
+
+        A row may read slots that an earlier row of the plan writes. So a step runs the rows in the plan's order, and
+        all of them: ``without_ended`` and ``drop_plan`` make a plan smaller.
+        """
+        assert not self._ahead, "the plan before is neither complete nor dropped"
         budget, chunk = self.config.max_step_tokens, self.config.prefill_chunk
         if self._blocked.num_reading:
             for seq in self._blocked.take_read():
@@ -240,8 +252,9 @@ class Scheduler:
         for seq in prefills:
             n = min(seq.num_pending, budget, chunk)
             if n > 0 and seq.state == "running" and self._make_room(seq, n, rows):
-                rows[seq.seq_id] = plan_row(seq, n)
+                rows[seq.seq_id] = row = plan_row(seq, n)
                 budget -= n
+                self._unblock(seq, row.end)
         if budget > 0 and self._free_rows and len(self.waiting):
             self._admit(budget, rows, [seq for seq in prefills if seq.state == "running"])
         if not rows and vectorised is None:
@@ -260,6 +273,7 @@ class Scheduler:
 
     def complete(self, plan: StepPlan, sequences: dict[int, Sequence]) -> None:
         """The KV of ``plan`` is in its slots."""
+        self._ahead.clear()
         num_tokens: dict[str, int] = {}
         if plan.vectorised is not None:
             assert self.vectorised is not None
@@ -280,6 +294,46 @@ class Scheduler:
         self.drain.note(work, self.clock())
         for tenant, n in num_tokens.items():
             self.waiting.charge(tenant, n)
+
+    def without_ended(self, plan: StepPlan, sequences: Mapping[int, Sequence]) -> StepPlan | None:
+        """``plan`` without the rows of sequences that do not run any more, and without the rows that read what those
+        were to compute; the sequences of the latter wait again. None if no row is left.
+        """
+        kept: list[PlanRow] = []
+        lost_rows: set[int] = set()
+        lost_slots = np.zeros(0, np.int32)
+        for row in plan.rows:
+            seq = sequences.get(row.seq_id)
+            is_running = seq is not None and seq.state == "running"
+            reads_lost = len(lost_slots) > 0 and bool(np.isin(row.slot_ids[: row.start], lost_slots).any())
+            if is_running and not reads_lost:
+                kept.append(row)
+                continue
+            lost_rows.add(row.seq_id)
+            lost_slots = np.concatenate((lost_slots, row.slot_ids[row.start : row.end]))
+            if seq is not None and is_running:
+                self._requeue(seq)
+            elif seq is not None and reads_lost:
+                self.drop_lease(seq)
+        for ahead in self._ahead:
+            if ahead.seq_id in lost_rows:
+                self._forget(ahead)
+        self._ahead = [ahead for ahead in self._ahead if ahead.seq_id not in lost_rows]
+        return StepPlan(plan.step, tuple(kept), plan.vectorised) if kept or plan.vectorised is not None else None
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the cache holds tokens that a step has still to compute."""
+        return bool(self._ahead)
+
+    def drop_plan(self) -> None:
+        """The last plan is not run, unless it is complete. All of its sequences have ended."""
+        for ahead in self._ahead:
+            self._forget(ahead)
+        self._ahead.clear()
+
+    def _forget(self, ahead: CommittedAhead) -> None:
+        self.cache.forget(ahead.tokens, start=ahead.start, namespace=ahead.namespace)
 
     def run_ahead(self, num_steps: int) -> None:
         """As ``num_steps`` steps in which every running sequence decodes one token, for a simulator.
@@ -360,8 +414,13 @@ class Scheduler:
             if seq is None:
                 return
             limit, matched = min(seq.length - 1, seq.logits_from), matched_len(seq, self.cache)
-            found = None if prompts is None else prompts.worth_waiting_for(seq, limit, matched=matched)
-            if found is not None:
+            found = None if prompts is None else prompts.longest(seq, limit)
+            if (
+                found is not None
+                and found[1] > matched
+                and not self._commit_ahead(*found, rows)
+                and is_worth_waiting_for(seq, found[1], matched=matched)
+            ):
                 self.waiting.discard(seq)
                 self._blocked.wait_for_sequence(seq, *found)
                 continue
@@ -386,6 +445,19 @@ class Scheduler:
                 # No room: nobody behind it is admitted, or smaller sequences would starve it.
                 self._no_room = (seq.seq_id, self._room, len(self.running))
                 return
+
+    def _commit_ahead(self, source: Sequence, length: int, rows: dict[int, PlanRow]) -> bool:
+        """Whether this step computes the first ``length`` tokens of ``source``; the cache holds them then."""
+        row = rows.get(source.seq_id)
+        if row is None or row.end < length:
+            return False
+        assert source.lease is not None
+        if source.lease.num_shared < length:
+            ahead = commit_ahead(source, row.end)
+            if ahead is None:
+                return False
+            self._ahead.append(ahead)
+        return True
 
     def _head(self) -> Sequence | None:
         return self.waiting.head(self.config.match_window, lambda seq: matched_len(seq, self.cache))
@@ -588,6 +660,10 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         self.counters.num_preemptions += 1
         seq.num_preempted += 1
+        self._requeue(seq)
+
+    def _requeue(self, seq: Sequence) -> None:
+        """Take ``seq`` off its row: it waits again, at its old place."""
         self._leave(seq)
         seq.state = "waiting"
         self.drop_lease(seq)

@@ -79,7 +79,15 @@ def test_intersections_and_subsets_of_languages(left: str, right: str, meet: boo
 @pytest.mark.parametrize("first", ["[^a]", "[b-é]", "[aé]"])
 @pytest.mark.parametrize(
     "pattern",
-    ["[^,]{1,3}(-[^b]{1,2}){0,2}", "(a|bé?|é){2,3}b*", "a?b?é", "(ab|ba|éa)x?", "(a?b)*", "é|(aé)+|b.*", "(ab?|é.){0,2}"],
+    [
+        "[^,]{1,3}(-[^b]{1,2}){0,2}",
+        "(a|bé?|é){2,3}b*",
+        "a?b?é",
+        "(ab|ba|éa)x?",
+        "(a?b)*",
+        "é|(aé)+|b.*",
+        "(ab?|é.){0,2}",
+    ],
 )
 def test_texts_of_a_language_that_begin_with_some_characters_are_one_condition(first: str, pattern: str) -> None:
     ex = Expressions()

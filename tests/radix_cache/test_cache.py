@@ -335,6 +335,40 @@ def test_flush_keeps_locked_tokens():
     lease.release()
 
 
+def test_what_was_committed_ahead_of_a_step_is_forgotten_with_all_that_follows_it():
+    cache = RadixCache(20)
+    lease = cache.acquire(ids(1, 2, 3, 4, 5, 6))
+    lease.extend(6)
+    lease.commit(ids(1, 2))
+    slots = lease.slot_ids.copy()
+    lease.commit_new(ids(1, 2, 3, 4, 5, 6))
+    assert (lease.slot_ids == slots).all()
+    for tail in (7, 8):
+        run(cache, ids(1, 2, 3, 4, tail))
+    other = run(cache, ids(1, 2, 9))
+    lease.truncate(2)
+    cache.forget(ids(1, 2, 3, 4, 5, 6), start=2)
+    cache.check()
+    assert cache.peek(ids(1, 2, 3, 4, 7)) == 2 and cache.counters.evicted_tokens == {"flush": 6}
+    assert cache.peek(ids(1, 2, 9)) == 3 and (cache.slots_of(ids(1, 2, 9)) == other).all()
+    lease.release()
+    cache.forget(ids(1, 2, 3), start=2)
+    cache.forget(ids(4), start=0)
+    cache.forget(ids(4), start=0, namespace="unknown")
+    assert cache.num_cached == 3
+    cache.forget(ids(1, 2, 3), start=0)
+    assert cache.num_cached == 0 and cache.num_free == 20 and not cache.tree.roots
+    cache.check()
+
+
+def test_tokens_that_a_lease_or_a_pin_holds_are_not_forgotten():
+    cache = RadixCache(20)
+    run(cache, ids(1, 2, 3, 4))
+    cache.pin(ids(1, 2, 3), ttl_s=60.0)
+    with pytest.raises(AssertionError, match="is held"):
+        cache.forget(ids(1, 2, 3, 4), start=1)
+
+
 def test_a_second_release_is_an_assertion_error():
     lease = RadixCache(4).acquire(ids(1))
     lease.release()

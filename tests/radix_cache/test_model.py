@@ -240,6 +240,30 @@ class CacheMachine(RuleBasedStateMachine):
             self.commit_to(s, s.num_computed)
 
     @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), more=st.integers(1, 8), is_found=st.booleans())
+    def drop_a_step(self, data, more, is_found):
+        """Commit tokens ahead of a step, perhaps find them for another sequence, and forget them: it is not run."""
+        s = self.pick(data)
+        end = s.num_computed + more
+        if not self.extend_by(s, max(end - s.num_slots, 0)):
+            return
+        ahead = np.array((*s.tokens, *[0] * more)[:end], np.int32)
+        slots = s.lease.slot_ids.copy()
+        s.lease.commit_new(ahead)
+        assert (s.lease.slot_ids == slots).all()
+        if s.lease.num_shared < end:
+            return  # the tree holds some of them in other slots
+        for k in range(s.num_shared + 1, s.num_computed + 1):
+            self.tree[s.prefix(k)] = int(slots[k - 1])
+        if is_found:
+            other = self.cache.acquire(ahead, namespace=s.namespace, limit=end - more // 2)
+            assert other.num_cached == end - more // 2
+            other.release()
+        s.lease.truncate(s.num_computed)
+        s.num_slots = s.num_shared = s.num_computed
+        self.cache.forget(ahead, start=s.num_computed, namespace=s.namespace)
+
+    @precondition(lambda self: self.sequences)
     @rule(data=st.data(), limit=st.none() | st.integers(0, 14))
     def rematch(self, data, limit):
         s = self.pick(data)

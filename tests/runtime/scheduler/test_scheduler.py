@@ -1,25 +1,38 @@
 """The scheduler with the real radix cache, and a forward that records which prefix was computed into which slot."""
 
+import pickle
 import random
 
 import numpy as np
 import pytest
-from phloem.radix_cache import RadixCache
+from phloem.radix_cache import HostTier, RadixCache, Tiers
 from phloem.radix_cache.tree import common_prefix_len
 from phloem.runtime.scheduler import Scheduler, SchedulerConfig, Sequence, StepPlan, TokenBuffer
 
 
 class PlanRunner:
-    """Runs plans: writes each computed token's whole prefix into its slot, and checks the slots of the context."""
+    """Runs plans: writes each computed token's whole prefix into its slot, and checks the slots of the context.
 
-    def __init__(self, num_slots: int = 512, *, reuse: bool = True, **config: int) -> None:
-        self.cache = RadixCache(num_slots, reuse=reuse)
-        self.scheduler = Scheduler(SchedulerConfig(**config), self.cache)
+    A row may read what earlier steps and the rows before it in the plan write; no row of the plan may overwrite it.
+    """
+
+    def __init__(self, num_slots: int = 512, *, reuse: bool = True, has_tiers: bool = False, **config: int) -> None:
         self.slots: dict[int, tuple[int, ...]] = {}
+        sizes = {"host": HostTier(1 << 24), "block_len": 8, "clock": lambda: 0.0}
+        tiers = Tiers(save=self._save, load=self._load, **sizes) if has_tiers else None
+        self.cache = RadixCache(num_slots, reuse=reuse, tiers=tiers, block_len=8)
+        self.scheduler = Scheduler(SchedulerConfig(**config), self.cache)
         self.table = np.full((self.scheduler.config.max_running, 4096), -1, np.int32)
         self.live: dict[int, Sequence] = {}
         self.num_computed = 0
         self.steps: list[StepPlan] = []
+
+    def _save(self, slots: np.ndarray) -> list[bytes]:
+        return [pickle.dumps([self.slots.get(slot) for slot in block]) for block in slots.tolist()]
+
+    def _load(self, slots: np.ndarray, blocks: list[bytes]) -> None:
+        for row, block in zip(slots.tolist(), blocks, strict=True):
+            self.slots.update(zip(row, pickle.loads(block), strict=True))
 
     def add(self, tokens: list[int], **options: object) -> Sequence:
         seq = Sequence(len(self.live) + 1, TokenBuffer(tokens), **options)
@@ -30,8 +43,11 @@ class PlanRunner:
 
     def step(self) -> StepPlan | None:
         plan = self.scheduler.plan()
-        if plan is None:
-            return None
+        if plan is not None:
+            self.run_plan(plan)
+        return plan
+
+    def run_plan(self, plan: StepPlan) -> None:
         self.steps.append(plan)
         assert len({row.row_id for row in plan.rows}) == len(plan.rows)
         for row in plan.rows:
@@ -40,15 +56,16 @@ class PlanRunner:
             held = self.table[row.row_id, : row.end]
             assert (held == row.slot_ids).all(), "the executor's table is stale"
             for position in range(row.start):
-                assert self.slots[int(held[position])] == tokens[: position + 1]
-        for row in plan.rows:
-            tokens = tuple(self.live[row.seq_id].tokens.ids.tolist())
+                assert self.slots.get(int(held[position])) == tokens[: position + 1]
             for position in range(row.start, row.end):
                 self.slots[int(row.slot_ids[position])] = tokens[: position + 1]
             self.num_computed += row.end - row.start
+        for row in plan.rows:
+            tokens = tuple(self.live[row.seq_id].tokens.ids.tolist())
+            for position, slot in enumerate(row.slot_ids.tolist()):
+                assert self.slots[slot] == tokens[: position + 1]
         self.scheduler.complete(plan, self.live)
         self.cache.check()
-        return plan
 
     def run(self, num_outputs: int = 0, *, limit: int = 2000) -> None:
         """Decode ``num_outputs`` tokens for every sequence, then end it."""
