@@ -6,7 +6,8 @@ MAX_TOKENS = 512  # of a step, and of its tape; in larger steps the products tak
 MAX_ROWS = 32  # of a step with more tokens than that: attention's parts are laid out for rows as long as the table
 MULTIPLE = 8  # of tokens in steps of more than MAX_ROWS
 MANY_TOKENS, LARGE_MULTIPLE = 256, 16  # in steps of more than so many
-SHORT_CONTEXT = 512  # tokens
+FEW_ROWS = 8  # of one token, the usual ones
+FEW_KEYS = 512  # read by all tokens of a step that follow another one of their row
 StepShape = tuple[int, int]  # rows, tokens
 
 
@@ -28,12 +29,18 @@ def tape_shape(num_rows: int, num_tokens: int, *, longest: int, context: int) ->
 
 
 def usual_shapes(max_rows: int) -> Iterator[StepShape]:
-    """Shapes of steps of up to ``max_rows`` sequences, the usual ones first: rows of one token, then steps of more than
-    MAX_ROWS tokens with a prompt.
+    """Shapes of steps of up to ``max_rows`` sequences, the usual ones first: rows of one token and one row of several,
+    then steps of more than MAX_ROWS tokens with a prompt, and steps of fewer tokens in several rows.
     """
-    yield from ((n, n) for n in range(1, min(MAX_ROWS, max_rows) + 1))
+    most = min(MAX_ROWS, max_rows)
+    yield from ((n, n) for n in range(1, min(FEW_ROWS, most) + 1))
+    yield from ((1, n) for n in range(2, MAX_ROWS + 1))
+    yield from ((n, n) for n in range(FEW_ROWS + 1, most + 1))
     for num_rows in (1, 2, 4, 8, 16):  # copies of a token are rows too
         yield from ((num_rows, n) for n in range(MAX_ROWS + MULTIPLE, MANY_TOKENS + 1, MULTIPLE))
+    if max_rows > 1:
+        for together in (16, 8, 4, 2):
+            yield from ((n + 1 - together, n) for n in range(together + 1, MAX_ROWS + 1))
     for num_rows in (1, 2, 4, 8, 16):
         yield from ((num_rows, n) for n in range(MANY_TOKENS + LARGE_MULTIPLE, MAX_TOKENS + 1, LARGE_MULTIPLE))
 
@@ -46,12 +53,15 @@ def num_copies(num_tokens: int) -> int:
 def padded_rows(num_rows: int, num_tokens: int, *, longest: int, context: int) -> int:
     """Rows with padding: a number that many splits of as many tokens share.
 
-    In short contexts a step of few tokens is padded to one row a token. In longer contexts the number of rows also
-    depends on the longest row, rounded down to a power of two, so that its tokens read the context's keys together.
-    Steps of more than MAX_ROWS tokens have a power of two of rows, if the longest row leaves room for them.
+    One row of up to MAX_ROWS tokens has none. In other steps of so few tokens the number of rows depends on the longest
+    row, rounded down to a power of two, so that its tokens read the context's keys together; where they read few keys,
+    there is one row a token. Steps of more than MAX_ROWS tokens have a power of two of rows, if the longest row leaves
+    room for them.
     """
+    if num_rows == 1 and num_tokens <= MAX_ROWS:
+        return 1
     together = 1
-    if num_tokens > MAX_ROWS or context > SHORT_CONTEXT:
+    if num_tokens > MAX_ROWS or (num_tokens - num_rows) * context > FEW_KEYS:
         together = 1 << longest.bit_length() - 1
     most_rows = num_tokens + 1 - together
     return min(most_rows, 1 << (num_rows - 1).bit_length()) if num_tokens > MAX_ROWS else most_rows

@@ -11,7 +11,7 @@ import numpy as np
 from ...radix_cache.tree import common_prefix_len
 from ..scheduler import Draft
 from .acceptance import CLASS_OF, Acceptance
-from .automaton import SuffixAutomaton
+from .automaton import SeenText
 from .drafter import Price, Proposal, Want
 from .shared_text import SharedText
 
@@ -57,7 +57,7 @@ class LookupDrafter:
         if len(text.prefix):
             at = text.prefix_at
             return text.prefix[at : at + want.limit], PREFIX, min(16 + at, _LONGEST)
-        own = text.automaton
+        own = text.seen
         matched = own.match_len
         if matched < _SURE:  # a longer match elsewhere would not be better
             shared = self._shared.get(want.namespace)
@@ -102,7 +102,7 @@ class LookupDrafter:
             self._share(text)
 
     def _share(self, text: "_Text") -> None:
-        said = text.automaton.text
+        said = text.seen.text
         if len(said) - text.num_shared < 4:
             return
         shared = self._shared.get(text.namespace)
@@ -118,11 +118,11 @@ class LookupDrafter:
 class _Text:
     """One sequence's tokens, its acceptance rates, and the draft that is being verified."""
 
-    __slots__ = ("acceptance", "automaton", "namespace", "num_shared", "prefix", "prefix_at", "proposed")
+    __slots__ = ("acceptance", "namespace", "num_shared", "prefix", "prefix_at", "proposed", "seen")
 
     def __init__(self, namespace: str, wider: Acceptance) -> None:
         self.namespace = namespace
-        self.automaton = SuffixAutomaton()
+        self.seen = SeenText()
         self.acceptance = Acceptance(len(SOURCES), wider=wider, keep=0.95)
         self.num_shared = 0
         self.prefix = np.zeros(0, np.int32)
@@ -131,12 +131,12 @@ class _Text:
 
     def take(self, want: Want) -> None:
         """Add the tokens that are new since the last call."""
-        known, tokens = len(self.automaton), want.tokens
+        known, tokens = len(self.seen), want.tokens
         if want.is_first:
             # Between two generations the program may have rolled text back.
-            if known > len(tokens) or not np.array_equal(self.automaton.text, tokens[:known]):
-                self.automaton = SuffixAutomaton()
+            if known > len(tokens) or not np.array_equal(self.seen.text, tokens[:known]):
+                self.seen = SeenText()
                 known = self.num_shared = 0
             self.num_shared = max(self.num_shared, want.num_cached)
         if known < len(tokens):
-            self.automaton.extend(tokens[known:])
+            self.seen.extend(tokens[known:])

@@ -14,7 +14,7 @@ from phloem.kernels.cpu.pool import has_pool
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.executor import replays
 from phloem.runtime.executor.replays import Replays
-from phloem.runtime.executor.tape_shapes import MAX_ROWS, MAX_TOKENS, SHORT_CONTEXT, StepShape, tape_shape
+from phloem.runtime.executor.tape_shapes import FEW_KEYS, MAX_ROWS, MAX_TOKENS, StepShape, tape_shape
 from phloem.runtime.layers.batch import ForwardBatch, StepArrays
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
@@ -127,7 +127,7 @@ def test_a_sequence_s_first_tokens_can_run_from_a_tape(model: Model) -> None:
     kernels.set_threads(0)
 
 
-@pytest.mark.parametrize(("context", "num_tapes"), [(20, 1), (SHORT_CONTEXT, 2)])
+@pytest.mark.parametrize(("context", "num_tapes"), [(20, 2), (FEW_KEYS, 3)])
 def test_steps_with_forced_tokens_share_few_tapes(model: Model, num_threads: int, context: int, num_tapes: int) -> None:
     both = TwoWays(model, num_rows=5)
     both.step({0: context, 1: 3, 2: 2, 3: 2, 4: 2}, num_logits=0)
@@ -138,6 +138,27 @@ def test_steps_with_forced_tokens_share_few_tapes(model: Model, num_threads: int
         both.step(dict.fromkeys(range(i % 5), 1) | {i % 5: 7 - i % 5}, num_logits=1)
     assert both.num_replayed == 16
     assert {tokens for _, tokens in both.replays.kept} == {7} and len(both.replays.kept) == num_tapes
+
+
+@pytest.mark.parametrize("num_logits", [0, 1, MAX_ROWS])
+def test_one_row_has_one_shape_for_each_number_of_tokens(model: Model, num_threads: int, num_logits: int) -> None:
+    both = TwoWays(model, num_rows=2)
+    both.step({0: 3 * FEW_KEYS // 2}, num_logits=0)  # without a tape
+    counts = (2, 5, 8, 9, 17, 24, 31)
+    for count in counts:
+        both.step({0: count}, num_logits=num_logits)
+        both.step({1: count}, num_logits=num_logits)
+    assert list(both.replays.kept) == [(1, count) for count in counts]
+    assert both.num_replayed == 2 * len(counts)
+
+
+def test_tokens_of_a_row_that_read_many_keys_read_them_together(model: Model, num_threads: int) -> None:
+    both = TwoWays(model, num_rows=4)
+    both.step({0: 200, 1: 30, 2: 30, 3: 600}, num_logits=0)  # without a tape
+    for counts in ({0: 2, 1: 1}, {0: 16, 1: 1}, {1: 4, 2: 4}, {1: 8, 2: 8, 0: 8}, {3: 2, 1: 1}):
+        both.step(counts, num_logits=1)
+    assert list(both.replays.kept) == [(3, 3), (2, 17), (8, 8), (17, 24), (2, 3)]
+    assert both.num_replayed == 5
 
 
 def test_larger_steps_and_many_rows_of_many_tokens_have_no_tape(model: Model, num_threads: int) -> None:
@@ -175,9 +196,9 @@ def test_tapes_can_be_recorded_before_their_first_step(model: Model, num_threads
     num_recorded = 0
     while both.replays.record_ahead(torch.from_numpy(both.table)):
         num_recorded += 1
-    assert num_recorded == 4 + 5 * (28 + 16) and {shape for shape in both.replays.kept if shape[1] <= MAX_ROWS} == {
-        (n, n) for n in range(1, 6)
-    }
+    small = {shape for shape in both.replays.kept if shape[1] <= MAX_ROWS}
+    assert small >= {(n, n) for n in range(1, 6)} | {(1, n) for n in range(1, MAX_ROWS + 1)} and (6, 6) not in small
+    assert num_recorded + 1 == len(both.replays.kept) == len(small) + 5 * (28 + 16)
     assert {shape for shape in both.replays.kept if shape[1] > MAX_ROWS} == {
         (num_rows, n) for num_rows in (1, 2, 4, 8, 16) for n in (*range(40, 257, 8), *range(272, MAX_TOKENS + 1, 16))
     }
@@ -190,7 +211,10 @@ def test_tapes_can_be_recorded_before_their_first_step(model: Model, num_threads
     for counts in ({2: 61}, {0: 1, 1: 1, 3: 90}, {4: MAX_TOKENS}):
         both.step(counts)
         assert not both.replays.is_cold
-    assert both.num_replayed == 10
+    for counts in ({1: 17}, {4: 17}, {4: 2, 2: 1}, {4: 14, 0: 1, 1: 1, 2: 1}, {4: 6, 0: 2}, {2: 31, 1: 1}):
+        both.step(counts, num_logits=1)
+        assert not both.replays.is_cold
+    assert both.num_replayed == 16
 
 
 def test_no_tape_is_dropped_for_one_that_is_recorded_ahead(
