@@ -559,6 +559,8 @@ class Scheduler:
             if not seq.next_draw:  # else the token being drawn may be its last one, which needs no slot
                 self._fail(seq, seq.length)
             return 0
+        if cache.tiers is not None and seq.lease is None:  # what host memory has of it needs free slots
+            self._release_idle(seq.length - matched_len(seq, cache) + reserve, seq)
         num_restored = attach(seq, cache)
         assert seq.lease is not None
         if num_restored and seq.num_preempted:

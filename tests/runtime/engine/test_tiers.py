@@ -50,6 +50,22 @@ def test_evicted_kv_comes_back_from_host_memory(tiny_model_path, cold):
     engine.close()
 
 
+def test_kv_comes_back_where_programs_that_wait_hold_all_slots(tiny_model_path, cold):
+    engine = make_engine(tiny_model_path, num_slots=512, host_cache_bytes=64 << 20)
+    driver = Driver(engine)
+
+    def asked(prompt: str) -> tuple[tuple[int, ...], int]:
+        """As ``ask``; the program does not end."""
+        meta = driver.run([o.Text(op=0, seq=0, text=prompt), o.Gen(op=1, seq=0, params=GREEDY)]).done[1].meta
+        return meta.candidates[0].token_ids, meta.cached_tokens
+
+    assert [asked(prompt) for prompt in PROMPTS] == [(answer, 0) for answer in cold]
+    assert engine.cache.num_free + engine.cache.num_evictable < len(PROMPTS[0]) // 64 * 64
+    tokens, num_cached = asked(PROMPTS[0])
+    assert tokens == cold[0] and num_cached >= len(PROMPTS[0]) // 64 * 64
+    engine.close()
+
+
 def test_after_a_restart_prefixes_come_from_disk_and_answers_are_equal(tiny_model_path, tmp_path, cold):
     engine = make_engine(tiny_model_path, disk_cache=str(tmp_path))
     assert [ask(engine, prompt) for prompt in PROMPTS] == [(answer, 0) for answer in cold]
