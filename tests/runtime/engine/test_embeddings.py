@@ -147,7 +147,7 @@ def test_a_real_model_s_vectors_equal_transformers(smollm2_path: Path) -> None:
     texts = ["The sap rises in spring.", "Bäume haben Ringe. " * 6, "木"]
     model, tokenizer = hf_from_gguf(smollm2_path), load_tokenizer(smollm2_path)
     hidden = [hf_hidden(model, np.array(tokenizer.encode(text, at_start=True))) for text in texts]
-    engine = EngineCore(EngineConfig(model=str(smollm2_path), precision="float32", num_slots=1024))
+    engine = EngineCore(EngineConfig(model=str(smollm2_path), precision="float32", num_threads=1, num_slots=1024))
     try:
         driver = Driver(engine)
         for pooling in ("last", "mean"):

@@ -69,8 +69,8 @@ def test_the_prompts_equal_the_reference_s_and_some_are_long(packed_engine):
     ("options", "at_once", "chosen"),
     [
         ({}, 1, range(3)),
-        ({"prefix_cache": False}, 16, range(NUM_LINES + 1)),
-        ({"prefill_chunk": 64}, 17, MANY),
+        ({"prefix_cache": False, "num_threads": 1}, 16, range(NUM_LINES + 1)),
+        ({"prefill_chunk": 64, "num_threads": 1}, 17, MANY),
     ],
     ids=["alone", "batch of 16 without cache", "batch of 17 in chunks of 64"],
 )
@@ -110,7 +110,7 @@ def test_gemma_3_writes_what_transformers_writes():
     alias = ALIASES["gemma3-270m"]
     if not is_pulled(alias):
         pytest.skip("gemma3-270m is not pulled: phloem pull gemma3-270m")
-    engine = EngineCore(EngineConfig(model=str(alias_path(alias)), precision="float32", num_slots=8000))
+    engine = EngineCore(EngineConfig(model=str(alias_path(alias)), precision="float32", num_threads=1, num_slots=8000))
     bos = [engine.tokenizer.bos_id]
     encoded = [bos + engine.tokenizer.encode(prompt) for prompt in GEMMA3_PROMPTS]
     assert encoded == [entry.prompt_ids for entry in expected("gemma3-270m")]
