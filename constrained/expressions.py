@@ -497,7 +497,7 @@ class Expressions:
         nodes = self.nodes
         if len(flat) < 2:
             return
-        for part in tuple(flat):
+        for part in flat:
             if nodes[part][0] != "cat" or nodes[part][2] != self.text or not self._is_char(nodes[part][1]):
                 continue
             for other in flat - {part}:
@@ -506,10 +506,13 @@ class Expressions:
                     if joined is not None:
                         flat.difference_update((part, other))
                         flat.add(joined)
-                        break
+                        self._join_beginnings(flat)
+                        return
 
     def _beginning(self, expr: int, chars: Ranges, most: int) -> int | None:
-        """The texts that begin with one of ``chars``, of a language of texts; None if that took a longer search."""
+        """The texts of a language that begin with one of ``chars``. None where they are not looked for: beyond ``most``
+        alternatives, and in intersections and complements. The language has texts of whole characters only.
+        """
         node = self.nodes[expr]
         match node[0]:
             case "set" | "chars":

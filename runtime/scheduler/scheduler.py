@@ -224,8 +224,8 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can run. Sequences that need more slots than exist go to ``failed``.
 
-        A row may read slots that an earlier row of the plan writes. So a step runs the rows in the plan's order, and
-        all of them: ``without_ended`` and ``drop_plan`` make a plan smaller.
+        A row may read slots that an earlier row of the plan writes. So a step runs all rows, in the plan's
+        order. ``without_ended`` takes rows out of a plan; ``drop_plan`` is called where a plan is not run.
         """
         assert not self._ahead, "the plan before is neither complete nor dropped"
         budget, chunk = self.config.max_step_tokens, self.config.prefill_chunk
@@ -559,7 +559,7 @@ class Scheduler:
             if not seq.next_draw:  # else the token being drawn may be its last one, which needs no slot
                 self._fail(seq, seq.length)
             return 0
-        if cache.tiers is not None and seq.lease is None:  # what host memory has of it needs free slots
+        if cache.tiers is not None and seq.lease is None:  # blocks that come back from host memory need slots
             self._release_idle(seq.length - matched_len(seq, cache) + reserve, seq)
         num_restored = attach(seq, cache)
         assert seq.lease is not None

@@ -2,9 +2,9 @@
 
     text   a b c d . . a b c     matched: 3 tokens, last seen ending at position 2; what followed them: d . . a b c ...
 
-A search reads the text, some 0.5 us for 600 tokens. The automaton (Blumer et al., 1985) appends and matches a token in
-O(1) amortised, after some 50 us to index those 600. Many texts get only a few tokens more, so a text is indexed once
-searches have taken about as long.
+A search reads the whole text. The automaton (Blumer et al., 1985) appends and matches a token in O(1) amortised, but
+first it has to index the text, which takes as long as many searches. Many texts get only a few tokens more. So
+``SeenText`` indexes a text once its searches have taken about as long.
 """
 
 from typing import NamedTuple

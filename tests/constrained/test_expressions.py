@@ -94,6 +94,8 @@ def test_texts_of_a_language_that_begin_with_some_characters_are_one_condition(f
     language = compile_regex(pattern, ex, anchored=True)
     both = ex.intersect(language, compile_regex(f"^{first}", ex, anchored=False))
     assert ex.is_plain[both]
+    anything = compile_regex("^[^x]", ex, anchored=False)
+    assert ex.intersect(anything, both) == ex.intersect(both, anything) and ex.is_plain[ex.intersect(both, anything)]
     for count in range(6):
         for chars in itertools.product("abé-", repeat=count):
             text = "".join(chars)

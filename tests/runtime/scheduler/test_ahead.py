@@ -253,14 +253,7 @@ def test_random_shared_texts_read_only_what_is_computed(seed: int):
                 runner.live[seq.seq_id] = seq
                 scheduler.submit(seq)
         if live and rng.random() < 0.15:
-            seq = rng.choice(live)
-            if seq.state == "running":
-                scheduler.park(seq)
-            if seq.state == "parked":
-                scheduler.truncate(seq, rng.randrange(1, len(seq.tokens) + 1))
-                seq.tokens.extend([rng.randrange(3) for _ in range(rng.randrange(0, 40))])
-                seq.logits_from = len(seq.tokens) - 1
-                scheduler.submit(seq)
+            runner.roll_back(rng.choice(live), rng, most=40)
         if runner.cache.tiers is not None and rng.random() < 0.2:
             runner.cache.tiers.write_behind(4)
         plan = scheduler.plan()

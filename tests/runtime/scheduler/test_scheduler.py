@@ -67,6 +67,16 @@ class PlanRunner:
         self.scheduler.complete(plan, self.live)
         self.cache.check()
 
+    def roll_back(self, seq: Sequence, rng: random.Random, *, most: int) -> None:
+        """Cut a running or parked sequence at random, and submit it with fewer than ``most`` other tokens behind."""
+        if seq.state == "running":
+            self.scheduler.park(seq)
+        if seq.state == "parked":
+            self.scheduler.truncate(seq, rng.randrange(1, len(seq.tokens) + 1))
+            seq.tokens.extend([rng.randrange(3) for _ in range(rng.randrange(most))])
+            seq.logits_from = len(seq.tokens) - 1
+            self.scheduler.submit(seq)
+
     def run(self, num_outputs: int = 0, *, limit: int = 2000) -> None:
         """Decode ``num_outputs`` tokens for every sequence, then end it."""
         for _ in range(limit):
@@ -245,14 +255,7 @@ def test_random_arrivals_aborts_and_rollbacks_keep_every_slot_right(seed: int):
         if live and rng.random() < 0.15:
             scheduler.remove(rng.choice(live))
         if live and rng.random() < 0.15:
-            seq = rng.choice(live)
-            if seq.state == "running":
-                scheduler.park(seq)
-            if seq.state == "parked":
-                scheduler.truncate(seq, rng.randrange(1, len(seq.tokens) + 1))
-                seq.tokens.extend([rng.randrange(3) for _ in range(rng.randrange(0, 9))])
-                seq.logits_from = len(seq.tokens) - 1
-                scheduler.submit(seq)
+            runner.roll_back(rng.choice(live), rng, most=9)
         plan = runner.step()
         for row in plan.rows if plan else ():
             seq = runner.live[row.seq_id]
