@@ -42,6 +42,7 @@ from phloem.runtime.executor.accelerator import CudaAccelerator
 from . import RESULTS, gpu_kernels, gpu_ranks, header
 
 TRIALS = 15
+LARGE_HEADS = (16, 8, 256)  # of Gemma 2 9B
 FLUSHED = 512 << 20  # bytes, several times the L2 cache
 
 
@@ -187,6 +188,8 @@ def decode_attention(bench: Bench) -> None:
         _attention(bench, "decode attention", [length] * rows, [1] * rows)
     check = [700, 33, 1500] if not bench.smoke else [50, 3, 20]
     _attention(bench, "decode attention", check, [1] * 3, checked=True)
+    _attention(bench, "decode attention", check, [1] * 3, heads=LARGE_HEADS, checked=True)
+    _attention(bench, "decode attention", *cases_of_large(bench, 1), heads=LARGE_HEADS)
 
 
 def prefill_attention(bench: Bench) -> None:
@@ -195,6 +198,14 @@ def prefill_attention(bench: Bench) -> None:
         _attention(bench, "prefill attention", [length], [length])
     check = ([900, 300], [900, 40]) if not bench.smoke else ([50, 30], [50, 4])
     _attention(bench, "prefill attention", *check, checked=True)
+    _attention(bench, "prefill attention", *check, heads=LARGE_HEADS, checked=True)
+    _attention(bench, "prefill attention", *cases_of_large(bench, 4096), heads=LARGE_HEADS)
+
+
+def cases_of_large(bench: Bench, num_queries: int) -> tuple[list[int], list[int]]:
+    """Contexts and queries for ``LARGE_HEADS``."""
+    rows, length = (1, num_queries) if num_queries > 1 else (64, 4096)
+    return ([length] * rows, [num_queries] * rows) if not bench.smoke else ([20], [min(num_queries, 20)])
 
 
 def _attention(
@@ -203,9 +214,10 @@ def _attention(
     kv_lens: list[int],
     num_queries: list[int],
     *,
+    heads: tuple[int, int, int] = gpu_kernels.HEADS,
     checked: bool = False,
 ) -> None:
-    inputs, size = gpu_kernels.rows_of(bench, kv_lens, num_queries)
+    inputs, size = gpu_kernels.rows_of(bench, kv_lens, num_queries, heads=heads)
     work = roofline.attention(kv_lens, num_queries, **size, element=bench.dtype.itemsize)
     other_call = None
     if not bench.smoke and len(kv_lens) == 1 and kv_lens == num_queries:

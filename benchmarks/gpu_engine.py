@@ -1,7 +1,7 @@
 """The engine on published shapes with random weights, for ``benchmarks.gpu``.
 
-Each workload runs twice on one engine, with different prompts. The first run captures graphs and compiles kernels; the
-second is timed. The roofline is the time to read each step's weights and every token's context from memory and to
+Each workload runs three times on one engine, with different prompts. The first two capture graphs and compile kernels;
+the third is timed. The roofline is the time to read each step's weights and every token's context from memory and to
 compute the prompts, at the machine's measured rates.
 """
 
@@ -79,7 +79,7 @@ def serve(workload: Workload, spec: DeviceSpec, *, is_smoke: bool) -> list[Resul
     gc.collect()
     gc.freeze()  # as the engine process does
     try:
-        warm_ups = 0 if is_smoke else 1
+        warm_ups = 0 if is_smoke else 2
         for round_, overlaps in enumerate((*[True] * (warm_ups + 1), *[False] * workload.compares)):
             engine.loop.overlaps = overlaps
             most = min(10_001, engine.vocab_size)

@@ -76,7 +76,7 @@ def shared_prefix(bench: Bench) -> None:
     table = inputs[3]
     table[:, :prefix] = table[0, :prefix]
     device = bench.device
-    cut = triton_backend().sharing_of(device, size["num_heads"] // size["num_kv_heads"])
+    cut = triton_backend().sharing_of(device, size["num_heads"] // size["num_kv_heads"], size["head_dim"], bench.dtype)
     assert cut is not None
     shared = prefix_pieces(children, prefix // cut.chunk_len, cut.piece_len, device)
     scale = size["head_dim"] ** -0.5
@@ -206,13 +206,15 @@ def fused_norms(bench: Bench) -> None:
     )
 
 
+HEADS = (32, 8, 128)  # query heads, KV heads, dimensions: of Llama-3-8B
+
+
 def rows_of(
-    bench: Bench, kv_lens: list[int], num_queries: list[int], *, num_heads: int = 32
+    bench: Bench, kv_lens: list[int], num_queries: list[int], *, heads: tuple[int, int, int] = HEADS
 ) -> tuple[tuple[Tensor, ...], dict[str, int]]:
     """Inputs of ``paged_attention`` with slots in random order, and the shape of its heads."""
-    size = {"num_heads": num_heads, "num_kv_heads": 8, "head_dim": 128}
-    if bench.smoke:
-        size = {"num_heads": num_heads // 8, "num_kv_heads": 2, "head_dim": 16}
+    num_heads, num_kv_heads, head_dim = heads if not bench.smoke else (heads[0] // 8, max(heads[1] // 4, 1), 16)
+    size = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     device, num_slots = bench.device, sum(kv_lens)
     k, v = (bench.randn(num_slots, size["num_kv_heads"], size["head_dim"]) for _ in range(2))
     order = torch.randperm(num_slots, device=device).int()

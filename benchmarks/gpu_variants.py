@@ -34,7 +34,7 @@ from .gpu import (
     selected,
     torch_attention,
 )  # before any kernel: it chooses the interpreter
-from .gpu_kernels import packed, prefix_pieces, rows_of
+from .gpu_kernels import HEADS, packed, prefix_pieces, rows_of
 
 # isort: split
 from phloem.kernels import SampleBatch, reference
@@ -142,9 +142,11 @@ def attended(inputs: tuple[Tensor, ...]) -> Tensor:
 def attention_cases(bench: Bench) -> Iterator[Case]:
     """Prefill and decoding with 16-bit and 8-bit pools, and a prefix that many rows share."""
 
-    def case(kind: str, rows: int, length: int, *, element: int = 2, num_heads: int = 32) -> Case:
+    def case(kind: str, rows: int, length: int, *, element: int = 2, num_heads: int = HEADS[0]) -> Case:
+        heads = (num_heads, *HEADS[1:])
+
         def made(lens: list[int], queries: list[int]) -> tuple[Tensor, ...]:
-            q, *pool, table, ids, starts, kv_lens = rows_of(bench, lens, queries, num_heads=num_heads)[0]
+            q, *pool, table, ids, starts, kv_lens = rows_of(bench, lens, queries, heads=heads)[0]
             pool = [x.to(torch.float8_e4m3fn) for x in pool] if element == 1 else pool
             return (q, *pool, table, ids, starts, kv_lens)
 
@@ -156,7 +158,7 @@ def attention_cases(bench: Bench) -> Iterator[Case]:
             partial(made, *each),
             attended,
             {name: partial(attend, config=config) for name, config in (PREFILL if is_prefill else DECODE).items()},
-            roofline.attention(*each, **rows_of(bench, [1], [1], num_heads=num_heads)[1], element=element),
+            roofline.attention(*each, **rows_of(bench, [1], [1], heads=heads)[1], element=element),
             "torch SDPA",
             torch_attention if is_prefill and element == 2 else None,
         )
@@ -182,7 +184,9 @@ def shared_case(bench: Bench) -> Case:
         return inputs
 
     configs = {
-        f"{name}, {programs} programs": replace(table, shared=config, busy_programs=programs)
+        f"{name}, {programs} programs": replace(
+            table, attention=replace(table.attention, shared=config), busy_programs=programs
+        )
         for name, config in SHARED.items()
         for programs in (512, 1024)
     }
@@ -190,7 +194,12 @@ def shared_case(bench: Bench) -> Case:
         configs[f"shipped, join of {name}"] = replace(table, join=join)
     variants: dict[str, Call] = {"without sharing": attend}
     for name, each in configs.items():
-        pieces = prefix_pieces(children, prefix // each.shared.split_len, each.shared.block_m // group, bench.device)
+        pieces = prefix_pieces(
+            children,
+            prefix // each.attention.shared.split_len,
+            each.attention.shared.block_m // group,
+            bench.device,
+        )
         options = {"shared": pieces, "scale": size["head_dim"] ** -0.5, "config": each}
         variants[name] = lambda inputs, options=options: attention.shared_prefix_attention(*inputs, **options)
     work = roofline.shared_prefix_attention(prefix, [prefix + own] * children, **size)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from phloem.kernels.triton import (
@@ -37,6 +38,7 @@ from triton.compiler import ASTSource
 from . import RESULTS
 
 HEADS = {"SmolLM2-135M": (3, 3, 64), "Llama-3-8B": (8, 4, 128), "Qwen3-0.6B": (8, 2, 128)}  # KV heads, group, size
+LARGE = {"Gemma-3-270M": (1, 4, 256)}
 LATENTS = {"DeepSeek-V2-Lite": (1, 16, 576), "DeepSeek-V3": (1, 128, 576)}
 
 
@@ -67,30 +69,41 @@ class Resources:
 
 def attention_builds(config: Config, *, has_fp8: bool) -> Iterator[Build]:
     llama = HEADS["Llama-3-8B"]
+    narrow, large, wide = config.attention, config.large_attention, config.wide_attention
     for model, heads in HEADS.items():
-        for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
+        for kind, shape in (("decode", narrow.decode), ("prefill", narrow.prefill)):
             yield attention_build(f"attention {kind} {model}", shape, heads)
             yield attention_build(f"attention {kind} {model} window, cap", shape, heads, ("HAS_WINDOW", "HAS_SOFT_CAP"))
-    for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
+    for kind, shape in (("decode", narrow.decode), ("prefill", narrow.prefill)):
         yield attention_build(f"attention {kind} Llama-3-8B fp8 pool", shape, llama, pool="*u8", has_fp8=has_fp8)
-    for model, heads in LATENTS.items():
-        for kind, shape in (("decode", config.wide_decode), ("prefill", config.wide_prefill)):
-            yield attention_build(f"attention {kind} {model}", shape, heads)
-            yield attention_build(f"attention {kind} {model} fp8 pool", shape, heads, pool="*u8", has_fp8=has_fp8)
-    for kind, shape in (("decode", config.decode), ("prefill", config.prefill)):
+    for models, shapes in ((LARGE, large), (LATENTS, wide)):
+        for model, heads in models.items():
+            for kind, shape in (("decode", shapes.decode), ("prefill", shapes.prefill)):
+                yield attention_build(f"attention {kind} {model}", shape, heads)
+                yield attention_build(f"attention {kind} {model} fp8 pool", shape, heads, pool="*u8", has_fp8=has_fp8)
+    flags = ("HAS_WINDOW", "HAS_SOFT_CAP")
+    yield attention_build("attention prefill Gemma-3-270M window, cap", large.prefill, LARGE["Gemma-3-270M"], flags)
+    for kind, shape in (("decode", narrow.decode), ("prefill", narrow.prefill)):
         yield attention_build(f"attention partial {kind} Llama-3-8B", shape, llama, ("IS_PARTIAL",))
         flags = ("IS_PARTIAL", "HAS_WINDOW", "HAS_SOFT_CAP")
         yield attention_build(f"attention partial {kind} Llama-3-8B window, cap", shape, llama, flags)
     # A shared prefix, and the rows' suffixes: of one token, and of several.
-    for kind, shape, flag in (
-        ("prefix", config.shared, "HAS_PIECES"),
-        ("suffix of one token", config.decode, "IS_AFTER_PIECES"),
-        ("suffix of drafts", config.shared, "IS_AFTER_PIECES"),
-    ):
-        yield attention_build(f"attention shared {kind} Llama-3-8B", shape, llama, (flag, "HAS_SOFT_CAP"))
-        yield attention_build(
-            f"attention shared {kind} Llama-3-8B fp8 pool", shape, llama, (flag,), pool="*u8", has_fp8=has_fp8
-        )
+    for model, heads, shapes in (("Llama-3-8B", llama, narrow), ("Gemma-3-270M", LARGE["Gemma-3-270M"], large)):
+        for kind, shape, flag in (
+            ("prefix", shapes.shared, "HAS_PIECES"),
+            ("suffix of one token", shapes.decode, "IS_AFTER_PIECES"),
+            ("suffix of drafts", shapes.shared, "IS_AFTER_PIECES"),
+        ):
+            yield attention_build(f"attention shared {kind} {model}", shape, heads, (flag, "HAS_SOFT_CAP"))
+            yield attention_build(
+                f"attention shared {kind} {model} fp8 pool", shape, heads, (flag,), pool="*u8", has_fp8=has_fp8
+            )
+    for model, heads in (HEADS | LARGE | LATENTS).items():
+        shapes = config.attention_of(heads[2], torch.float32)
+        for kind, shape in (("decode", shapes.decode), ("prefill", shapes.prefill)):
+            yield attention_build(f"attention {kind} {model} float32", shape, heads, pool="*fp32")
+    shape = config.exact_attention.shared
+    yield attention_build("attention shared prefix Llama-3-8B float32", shape, llama, ("HAS_PIECES",), pool="*fp32")
 
 
 def attention_build(
@@ -112,7 +125,7 @@ def attention_build(
         name,
         attention.attention_kernel,
         {
-            **dict.fromkeys(("q", "out"), "*bf16"),
+            **dict.fromkeys(("q", "out"), "*fp32" if pool == "*fp32" else "*bf16"),
             **dict.fromkeys(("k_cache", "v_cache"), pool),
             **dict.fromkeys((*tables, "pieces", "piece_order", "own_from", "ends", "firsts"), "*i32"),
             **dict.fromkeys(("part_sums", "part_logs"), "*fp32"),
@@ -128,10 +141,10 @@ def attention_build(
             "BLOCK_M": max(shape.block_m, triton.next_power_of_2(group)),
             "BLOCK_N": shape.block_n_fp8 or shape.block_n if pool == "*u8" else shape.block_n,
             "IS_DECODE": is_decode,
-            "HAS_WHOLE": attention.has_whole(is_decode=is_decode, has_pieces="HAS_PIECES" in flags, head_dim=head_dim),
+            "HAS_WHOLE": attention.has_whole(shape, is_decode=is_decode, has_pieces="HAS_PIECES" in flags),
             "IS_SPLIT": shape.split_len > 0 or "IS_PARTIAL" in flags,
             **{flag: flag in flags for flag in _FLAGS},
-            "PRODUCTS": tl.float16 if has_fp8 else tl.bfloat16,
+            "PRODUCTS": tl.float16 if has_fp8 else tl.float32 if pool == "*fp32" else tl.bfloat16,
             "NATIVE_FP8": has_fp8,
         },
         shape.num_warps,
@@ -383,20 +396,23 @@ def product_builds(arch: int, config: Config) -> Iterator[Build]:
                 ("width_out", "width_in", "x_stride"),
             )
     sizes = ("width_out", "width_in", "scales_a_row", "divide", "x_stride", "out_stride")
-    for size, shape in (("few", config.grouped_few), ("many", config.grouped_many)):
+    for size, shape in (("few", config.grouped_few), ("many", config.grouped_many), ("any", config.exact_grouped)):
+        number = "*fp32" if size == "any" else "*bf16"
         for name, adds, stored in (
-            ("", False, "*bf16"),
-            (" added", True, "*bf16"),
+            ("", False, number),
+            (" added", True, number),
             (" fp8", False, "*u8"),
             (" int8", False, "*i8"),
             (" int4", False, "*u8"),
         ):
-            kind = "" if stored == "*bf16" else name.strip()
+            if size == "any" and stored != number:
+                continue
+            kind = "" if stored == number else name.strip()
             yield Build(
-                f"grouped product{name}, {size} rows",
+                f"grouped product{name}{' float32' * (size == 'any')}, {size} rows",
                 grouped.grouped_product_kernel,
                 {
-                    **dict.fromkeys(("x", "out"), "*bf16"),
+                    **dict.fromkeys(("x", "out"), number),
                     "weight": stored,
                     **dict.fromkeys(("weight_scale", "weight_zero"), "*fp16" if kind.startswith("int") else "*fp32"),
                     **dict.fromkeys(("order", "block_groups", "block_firsts", "group_starts"), "*i32"),
@@ -409,7 +425,7 @@ def product_builds(arch: int, config: Config) -> Iterator[Build]:
                     "HAS_SCALE": True,
                     "HAS_FP8": arch >= 89,
                     "ADDS": adds,
-                    **_blocks(shape),
+                    **_blocks(shape, tl.float32 if size == "any" else tl.bfloat16),
                 },
                 shape.num_warps,
                 shape.num_stages,
@@ -434,8 +450,8 @@ def product_builds(arch: int, config: Config) -> Iterator[Build]:
     )
 
 
-def _blocks(shape: ProductConfig) -> dict[str, Any]:
-    return {"BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n, "BLOCK_K": shape.block_k, "PRODUCTS": tl.bfloat16}
+def _blocks(shape: ProductConfig, products: tl.dtype = tl.bfloat16) -> dict[str, Any]:
+    return {"BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n, "BLOCK_K": shape.block_k, "PRODUCTS": products}
 
 
 def resources(build: Build, arch: int) -> Resources:

@@ -175,7 +175,7 @@ class SharedPrefixAttention(Protocol):
 
 
 class SharingOf(Protocol):
-    def __call__(self, device: torch.device, group: int, /) -> Sharing | None: ...
+    def __call__(self, device: torch.device, group: int, head_dim: int, dtype: torch.dtype, /) -> Sharing | None: ...
 
 
 class QuantizedProduct(Protocol):
@@ -448,6 +448,9 @@ def adapter_tables(
     return make(count, rank, width, num_outputs, dtype, device)
 
 
-def sharing_of(device: torch.device, *, group: int) -> Sharing | None:
-    """How to cut prefixes for ``shared_prefix_attention``; None: not at all. ``group``: query heads of a KV head."""
-    return backend_of(torch.empty(0, dtype=torch.bfloat16, device=device)).sharing_of(device, group)
+def sharing_of(device: torch.device, *, group: int, head_dim: int, dtype: torch.dtype) -> Sharing | None:
+    """How to cut prefixes for ``shared_prefix_attention`` of queries of ``dtype``; None: not at all. ``group``: query
+    heads of a KV head.
+    """
+    of = backend_of(torch.empty(0, dtype=torch.bfloat16, device=device)).sharing_of
+    return of(device, group, head_dim, dtype)

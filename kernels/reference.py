@@ -169,7 +169,7 @@ def shared_prefix_attention(
     return paged_attention(q, *inputs, scale=scale, soft_cap=soft_cap)
 
 
-def sharing_of(device: torch.device, group: int) -> Sharing | None:
+def sharing_of(device: torch.device, group: int, head_dim: int, dtype: torch.dtype) -> Sharing | None:
     return None
 
 

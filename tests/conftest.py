@@ -80,7 +80,7 @@ _LONGEST = [
     "test_connection.py",
     "test_autoscale.py",
     "test_soak_http.py",
-    "test_decode_graphs.py",
+    "test_step_graphs.py",
     "test_layers.py",
     "test_generate.py",
     "test_preemption.py",

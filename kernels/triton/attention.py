@@ -17,11 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..shared import PIECE_FIELDS, SharedPrefixes, Sharing
-from .config import AttentionConfig, BlockConfig, Config, config_of
+from .config import WIDE, AttentionConfig, BlockConfig, Config, config_of
 from .fp8 import as_bytes, factor_of_fp8, has_fp8
 
 FIELDS = tl.constexpr(PIECE_FIELDS)
-WIDE = 256  # heads of more dimensions have blocks of their own, e.g. latent attention's 576
+UNSPLIT = 1 << 30  # keys of the only split; the same for every context, so that no kernel is built for its length
+FLOAT32 = tl.constexpr("ieee")  # how factors in float32 are multiplied: as float32, not rounded to TF32
 
 
 @triton.jit
@@ -70,7 +71,7 @@ def _add_keys(
         PRODUCTS,
         NATIVE_FP8,
     )
-    scores = tl.dot(queries, keys, out_dtype=tl.float32)
+    scores = tl.dot(queries, keys, out_dtype=tl.float32, input_precision=FLOAT32)
     if HAS_SOFT_CAP:
         scores = 2.0 * tl.sigmoid(2.0 * to_capped * scores) - 1.0
     if IS_MASKED:
@@ -94,7 +95,7 @@ def _add_keys(
         PRODUCTS,
         NATIVE_FP8,
     )
-    sums = tl.dot(probability.to(PRODUCTS), values, sums * factor[:, None])
+    sums = tl.dot(probability.to(PRODUCTS), values, sums * factor[:, None], input_precision=FLOAT32)
     return sums, weight, higher
 
 
@@ -475,10 +476,8 @@ def partial_attention(
 
 
 def _config_of(q: Tensor, *, is_decode: bool) -> AttentionConfig:
-    table = config_of(q.device)
-    if q.shape[2] > WIDE:
-        return table.wide_decode if is_decode else table.wide_prefill
-    return table.decode if is_decode else table.prefill
+    shapes = config_of(q.device).attention_of(q.shape[2], q.dtype)
+    return shapes.decode if is_decode else shapes.prefill
 
 
 def shared_prefix_attention(
@@ -506,24 +505,26 @@ def shared_prefix_attention(
     q, out = _dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
-    assert table.shared.split_len % table.shared.block_n == 0, table.shared  # blocks of pieces are whole
-    own = table.decode if num_tokens == row_ids.shape[0] else table.shared
-    num_chunks = triton.cdiv(slot_table.shape[1], table.shared.split_len)
+    shapes = table.attention_of(q.shape[2], q.dtype)
+    assert shapes.shared.split_len % shapes.shared.block_n == 0, shapes.shared  # blocks of pieces are whole
+    own = shapes.decode if num_tokens == row_ids.shape[0] else shapes.shared
+    num_chunks = triton.cdiv(slot_table.shape[1], shapes.shared.split_len)
     num_own = max(1, min(num_chunks, triton.cdiv(table.busy_programs, num_tokens * k_cache.shape[1])))
     parts = _parts(q, num_chunks + num_own)
     rows = (slot_table, row_ids, query_starts, kv_lens)
     options = (scale, soft_cap, 0)
-    own = replace(own, split_len=table.shared.split_len)  # of a chunk
-    _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_chunks, table.shared, pieces=shared, num_own=num_own)
+    own = replace(own, split_len=shapes.shared.split_len)  # of a chunk
+    _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_chunks, shapes.shared, pieces=shared, num_own=num_own)
     _attend(q, k_cache, v_cache, *rows, out, parts, *options, num_chunks, own, after=shared, num_own=num_own)
     _join(parts, out, num_chunks + num_own, table.join, own_from=shared.own_from, num_own=num_own)
     return out
 
 
-def sharing_of(device: torch.device, group: int) -> Sharing:
+def sharing_of(device: torch.device, group: int, head_dim: int, dtype: torch.dtype) -> Sharing:
     """``group``: query heads of a KV head; all of them are in one block of a piece."""
     table = config_of(device)
-    return Sharing(table.shared.split_len, max(table.shared.block_m // group, 1), table.shared_least_bytes)
+    shape = table.attention_of(head_dim, dtype).shared
+    return Sharing(shape.split_len, max(shape.block_m // group, 1), table.shared_least_bytes)
 
 
 def _attend(
@@ -559,8 +560,6 @@ def _attend(
     head_parts = head_parts_of(group, config.block_m) if head_dim > WIDE else 1
     group //= head_parts
     block_m = max(config.block_m, triton.next_power_of_2(group))
-    if head_dim > WIDE and q.dtype == torch.float32:  # twice the shared memory
-        config = replace(config, block_n=16, num_stages=1)
     # 8-bit floats become float16 in one instruction a pair, and bfloat16 in three and slower ones.
     is_native = k_cache.element_size() == 1 and q.dtype == torch.bfloat16 and has_fp8(q.device)
     is_decode = pieces is None and num_tokens == row_ids.shape[0]
@@ -593,7 +592,7 @@ def _attend(
         q.stride(0),
         slot_table.stride(0),
         num_splits + num_own,
-        config.split_len or slot_table.shape[1],
+        config.split_len or UNSPLIT,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_PARTS=head_parts,
@@ -602,7 +601,7 @@ def _attend(
         BLOCK_M=block_m,
         BLOCK_N=config.block_n_fp8 or config.block_n if k_cache.element_size() == 1 else config.block_n,
         IS_DECODE=is_decode,
-        HAS_WHOLE=has_whole(is_decode=is_decode, has_pieces=pieces is not None, head_dim=head_dim),
+        HAS_WHOLE=has_whole(config, is_decode=is_decode, has_pieces=pieces is not None),
         HAS_WINDOW=sliding_window > 0,
         HAS_SOFT_CAP=soft_cap > 0,
         IS_SPLIT=num_splits + num_own > 1 or seen is not None,
@@ -617,12 +616,11 @@ def _attend(
     )
 
 
-def has_whole(*, is_decode: bool, has_pieces: bool, head_dim: int) -> bool:
-    """Whether keys that every query of a block sees have a loop of their own, without masks.
-
-    It takes more registers than wide heads leave. Decoding is limited by memory, so it gains nothing.
+def has_whole(config: AttentionConfig, *, is_decode: bool, has_pieces: bool) -> bool:
+    """Whether keys that every query of a block sees have a loop of their own, without masks. Decoding is limited by
+    memory, so it gains nothing.
     """
-    return has_pieces or (not is_decode and head_dim <= WIDE)
+    return has_pieces or (not is_decode and config.two_loops)
 
 
 def head_parts_of(group: int, block_m: int) -> int:

@@ -63,7 +63,7 @@ def apply_bitmask(
     return logits
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def add_bias_kernel(logits, rows, ids, values, count, logits_stride, BLOCK: tl.constexpr):
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < count
@@ -84,7 +84,7 @@ def count_tokens_kernel(counts, ids, starts, prompt_lens, vocab_size, SEEN: tl.c
     tl.atomic_add(counts + line * vocab_size + token, 1, mask=generated)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_lines"])
 def penalise_kernel(
     logits,
     counts,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..groups import GroupBlocks, Groups
 from ..quantized_weight import QuantizedWeight
-from .attention import product_type
+from .attention import FLOAT32, product_type
 from .config import ProductConfig, config_of
 from .fp8 import has_fp8, of_bytes
 from .quantized import add_int4_terms, of_groups
@@ -21,7 +21,7 @@ from .quantized import add_int4_terms, of_groups
 GROUP_BLOCK = 1024  # rows that are read at a time to group them
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_blocks"])
 def group_rows_kernel(
     ids,
     order,
@@ -158,7 +158,7 @@ def grouped_product_kernel(
                 first = start // GROUP_LEN
                 step = of_groups(weight_scale, lines, inside, first, scales_a_row, GROUPS, BLOCK_K // GROUPS)
                 b = of_bytes(b, KIND, HAS_FP8) * step
-            sums = tl.dot(a.to(PRODUCTS), b.to(PRODUCTS), sums)
+            sums = tl.dot(a.to(PRODUCTS), b.to(PRODUCTS), sums, input_precision=FLOAT32)
     if HAS_SCALE:
         sums = sums * tl.load(row_scale + pair, mask=valid, other=0.0)[:, None]
     at = out + pair[:, None] * out_stride + column[None, :]
@@ -201,6 +201,8 @@ def grouped_product(
     if config is None:
         table = config_of(x.device)
         config = table.grouped_few if num_pairs <= 16 * groups.num_groups else table.grouped_many
+        if x.dtype == torch.float32:
+            config = table.exact_grouped
     if config.block_m not in groups.blocks:
         groups.blocks[config.block_m] = group_rows(groups.ids, groups.num_groups, config.block_m)
     blocks = groups.blocks[config.block_m]

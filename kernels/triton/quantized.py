@@ -62,7 +62,7 @@ def add_int4_terms(
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def quantized_product_kernel(
     x,
     weight,

@@ -62,7 +62,7 @@ def _load(source, words, is_masked, token, inside, HAS_MASK: tl.constexpr):
     return tl.load(source + token, mask=inside, other=float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def part_kernel(
     logits,
     mask,  # int32 [M, num_words], or None
@@ -164,7 +164,7 @@ def _threshold(
     return low, above
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def draw_kernel(
     logits,
     mask,

@@ -26,7 +26,7 @@ def int4_halves(stored, scale, zero):
     return low, high
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks"])
 def unpack_kernel(
     values,
     scale,

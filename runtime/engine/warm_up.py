@@ -1,4 +1,5 @@
-"""Warm-up steps before the first request: they load libraries, record tapes and touch memory.
+"""Warm-up steps before the first request: they load libraries, record tapes and touch memory; on a GPU they compile
+kernels, unless an earlier start has left them on the disk, and capture graphs.
 
 They bypass the scheduler and the cache, so no prefix and no count is left of them.
 """
@@ -19,6 +20,9 @@ from ..scheduler import PlanRow, StepPlan
 from .engine import EngineCore
 
 PROMPT_LEN = 48
+GPU_PROMPT_LENS = (600, 90, PROMPT_LEN)  # each needs other products of packed weights
+GPU_ACTIVITY = "preparing the GPU's kernels"
+GRAPHS = 8  # captured at the start; an idle engine captures others
 ROWS = (1, 2, 4)  # of the decode steps; others are recorded at their first step or before, about 3 ms each
 
 
@@ -27,11 +31,7 @@ def ready_engine(
 ) -> EngineCore:
     """A warmed-up engine: its first answer takes no longer than its tenth."""
     engine = EngineCore(config, clock=clock, progress=progress)
-    if engine.executor.accelerator is None:
-        num_slots = min(engine.cache.num_slots, engine.context_len)
-        _try_steps(engine.executor, most_rows=config.max_running, num_slots=num_slots)
-        # Not on a thread beside steps: in a first start it compiles kernels, for which a step would wait.
-        engine.executor.prepare_draws()
+    prepare(engine, progress)
     return_freed_memory()
 
     def finish() -> None:
@@ -43,14 +43,34 @@ def ready_engine(
     return engine
 
 
-def _try_steps(executor: Executor, *, most_rows: int, num_slots: int) -> None:
-    """Run one prompt, then decode steps of few rows that share it: greedy, and with penalties, top-k and top-p."""
-    prompt_len = min(PROMPT_LEN, num_slots - 1)
+def prepare(engine: EngineCore, progress: Progress | None = None) -> None:
+    """Run the steps. The ranks of a split model on GPUs prepare nothing: they capture a graph at the same step."""
+    executor, config, num_slots = engine.executor, engine.config, min(engine.cache.num_slots, engine.context_len)
+    if executor.accelerator is None:
+        _try_steps(executor, (PROMPT_LEN,), most_rows=config.max_running, num_slots=num_slots)
+        # Not on a thread beside steps: in a first start it compiles kernels, for which a step would wait.
+        executor.prepare_draws()
+    elif engine.ranks is None:
+        report = progress or (lambda activity, done, total: None)
+        report(GPU_ACTIVITY, 0, GRAPHS + 1)
+        lengths = tuple(min(length, config.max_step_tokens) for length in GPU_PROMPT_LENS)
+        _try_steps(executor, lengths, most_rows=config.max_running, num_slots=num_slots)
+        for done in range(1, GRAPHS + 1):
+            report(GPU_ACTIVITY, done, GRAPHS + 1)
+            executor.record_ahead()
+        report(GPU_ACTIVITY, GRAPHS + 1, GRAPHS + 1)
+
+
+def _try_steps(executor: Executor, prompt_lens: tuple[int, ...], *, most_rows: int, num_slots: int) -> None:
+    """Run prompts, then decode steps of few rows that share the last one: greedy, and with penalties and cuts."""
+    prompt_len = min(prompt_lens[-1], num_slots - 1)
     if prompt_len < 1:
         return
     greedy = SamplingParams(temperature=0.0)
     sampled = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, presence_penalty=0.1)
-    _step(executor, num_rows=1, start=0, count=prompt_len, params=greedy)
+    for length in prompt_lens:
+        if length < num_slots:
+            _step(executor, num_rows=1, start=0, count=length, params=greedy)
     for num_rows in (rows for rows in ROWS if rows <= most_rows):
         for params in (greedy, sampled):  # the first step is recorded, the second runs from the tape
             _step(executor, num_rows=num_rows, start=prompt_len, count=1, params=params)

@@ -34,17 +34,22 @@ class Prefixes:
     pieces: np.ndarray
     own_from: np.ndarray
 
-    def padded(self, num_rows: int) -> np.ndarray:
-        """One int32 array [shared_size(num_rows)]: order, own_from and pieces, each padded with zeros."""
-        packed = np.zeros(shared_size(num_rows), np.int32)
+    def padded(self, num_tokens: int) -> np.ndarray:
+        """One int32 array [shared_size(num_tokens)]: order, own_from and pieces, each padded with zeros."""
+        packed, n = np.zeros(shared_size(num_tokens), np.int32), aligned(num_tokens)
         packed[: len(self.order)] = self.order
-        packed[num_rows : num_rows + len(self.own_from)] = self.own_from
-        packed[2 * num_rows : 2 * num_rows + self.pieces.size] = self.pieces.reshape(-1)
+        packed[n : n + len(self.own_from)] = self.own_from
+        packed[2 * n : 2 * n + self.pieces.size] = self.pieces.reshape(-1)
         return packed
 
 
-def shared_size(num_rows: int) -> int:
-    return num_rows * (2 + PIECES_A_ROW * PIECE_FIELDS)
+def shared_size(num_tokens: int) -> int:
+    return aligned(num_tokens) * (2 + PIECES_A_ROW * PIECE_FIELDS)
+
+
+def aligned(num_tokens: int) -> int:
+    """At least ``num_tokens``; as many int32 are a multiple of 16 bytes."""
+    return -(-num_tokens // 4) * 4
 
 
 class PrefixFinder:

@@ -21,11 +21,11 @@ def _tolerance_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if ON_A_GPU:
         import torch
 
-        def assert_close(found: torch.Tensor, expected: torch.Tensor, **limits: float) -> None:
+        def assert_close(found: torch.Tensor, expected: torch.Tensor, *, rtol: float = 0.0, **limits: float) -> None:
             finite = expected.isfinite()
             assert found.shape == expected.shape and torch.equal(found[~finite], expected[~finite])
             error = (found[finite].double() - expected[finite].double()).norm()
-            assert error <= 1e-2 * expected[finite].double().norm(), f"wrong by {error}"
+            assert error <= max(1e-2, rtol) * expected[finite].double().norm(), f"wrong by {error}"
 
         monkeypatch.setattr(torch.testing, "assert_close", assert_close)
 

@@ -3,6 +3,7 @@
 import importlib
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,11 @@ attention, norm, rope, activation, edits, config = (
 # The interpreter converts arrays of one element to numbers.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 DTYPES = [torch.float32, torch.bfloat16]
+
+
+def config_of(q: torch.Tensor) -> Any:
+    """``AttentionShapes`` for these queries."""
+    return config.CONFIGS[80].attention_of(q.shape[2], q.dtype)
 
 
 def close(dtype: torch.dtype) -> dict[str, float]:
@@ -36,7 +42,7 @@ LONG = {"chunks": Case((1100, 600), (1, 5), num_heads=4, num_kv_heads=2, head_di
 @pytest.mark.parametrize("options", [{}, {"soft_cap": 2.0, "sliding_window": 7}])
 def test_attention_in_one_piece(name: str, options: dict[str, float]) -> None:
     inputs = SMALL[name].inputs()
-    found = attention.paged_attention(*inputs, scale=0.2, config=config.CONFIGS[80].prefill, **options)
+    found = attention.paged_attention(*inputs, scale=0.2, config=config_of(inputs[0]).prefill, **options)
     torch.testing.assert_close(found, reference.paged_attention(*inputs, scale=0.2, **options), **close(torch.float32))
 
 
@@ -44,7 +50,7 @@ def test_attention_in_one_piece(name: str, options: dict[str, float]) -> None:
 @pytest.mark.parametrize("options", [{}, {"soft_cap": 2.0, "sliding_window": 40}])
 def test_attention_in_splits(name: str, options: dict[str, float]) -> None:
     inputs = LONG[name].inputs()
-    small = replace(config.CONFIGS[80].decode, split_len=256)
+    small = replace(config_of(inputs[0]).decode, split_len=256)
     found = attention.paged_attention(*inputs, scale=0.2, config=small, **options)
     torch.testing.assert_close(found, reference.paged_attention(*inputs, scale=0.2, **options), **close(torch.float32))
 
@@ -79,7 +85,7 @@ def test_attention_to_some_keys_of_each_row(name: str, split_len: int, window: i
     *inputs, _ = case.inputs()
     ends, firsts = spans(case, window=window)
     options = {"scale": 0.2, "firsts": firsts, "soft_cap": soft_cap}
-    given = replace(config.CONFIGS[80].prefill, split_len=split_len)
+    given = replace(config_of(inputs[0]).prefill, split_len=split_len)
     found = attention.partial_attention(*inputs, ends, config=given, **options)
     for one, other in zip(found, reference.partial_attention(*inputs, ends, **options), strict=True):
         torch.testing.assert_close(one, other, **close(torch.float32))

@@ -1,7 +1,6 @@
 """Prefixes read once and pools of 8-bit floats: the GPU's attention, interpreted."""
 
 import importlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,9 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:Deprecati
 
 
 def small_splits(split_len: int) -> object:
-    table = config.CONFIGS[80]
-    decode, shared = (replace(each, split_len=split_len, block_n=32) for each in (table.decode, table.shared))
-    return replace(table, decode=decode, shared=shared)
+    return config.CONFIGS[80].with_splits(split_len, block_n=32)
 
 
 def of_pieces(pieces: list[tuple[int, int, int, int, int]], order: list[int], own_from: list[int]) -> SharedPrefixes:
@@ -109,9 +106,9 @@ def factors_kernel(bytes_, out, TYPE: tl.constexpr, IS_NATIVE: tl.constexpr):
 @pytest.mark.parametrize("is_native", [False, True])
 def test_bytes_as_factors_are_exact(type_: tl.dtype, is_native: bool) -> None:
     """By bits and by the device's instruction."""
-    every = torch.arange(256, dtype=torch.uint8)
+    every = torch.arange(256, dtype=torch.uint8, device=DEVICE)
     numbers = every.view(torch.float8_e4m3fn).float()
-    out = torch.empty(256)
+    out = torch.empty(256, device=DEVICE)
     factors_kernel[(1,)](every, out, TYPE=type_, IS_NATIVE=is_native)
     assert torch.equal(out[~numbers.isnan()], numbers[~numbers.isnan()])
 

@@ -67,8 +67,7 @@ def test_forks_that_read_their_prefix_once_give_the_cpu_s_answers(
     expected = values(path, "cpu", num_programs=6)
     config = importlib.import_module("phloem.kernels.triton.config")
     for arch, table in list(config.CONFIGS.items()):
-        shapes = {name: replace(getattr(table, name), split_len=32, block_n=32) for name in ("decode", "shared")}
-        monkeypatch.setitem(config.CONFIGS, arch, replace(table, **shapes, shared_least_bytes=0))
+        monkeypatch.setitem(config.CONFIGS, arch, replace(table.with_splits(32, block_n=32), shared_least_bytes=0))
     assert values(path, "cuda", num_programs=6) == expected
 
 
@@ -80,7 +79,7 @@ def test_a_family_s_logits_are_the_cpu_s(name: str, tmp_path: Path) -> None:
         steps = [stepper.step([(0, IDS[:40], 40), (1, IDS[:9], 9)])]
         steps += [stepper.step([(0, IDS[at : at + 1], 1), (1, IDS[at - 31 : at - 30], 1)]) for at in range(40, 44)]
         found.append(torch.cat([step.cpu() for step in steps]))
-    assert (found[1] - found[0]).abs().max() <= 2e-2 * found[0].abs().max()  # products in TF32
+    assert (found[1] - found[0]).abs().max() <= 1e-4 * found[0].abs().max()
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])

@@ -113,8 +113,7 @@ def test_forks_read_their_prefix_once_and_draw_the_same_tokens(tmp_path: Path, m
     expected = values(path, ops=family(), max_seq_len=96)
     config = importlib.import_module("phloem.kernels.triton.config")
     table = config.CONFIGS[80]
-    shapes = {name: replace(getattr(table, name), split_len=32, block_n=32) for name in ("decode", "shared")}
-    monkeypatch.setitem(config.CONFIGS, 80, replace(table, **shapes, shared_least_bytes=0))
+    monkeypatch.setitem(config.CONFIGS, 80, replace(table.with_splits(32, block_n=32), shared_least_bytes=0))
     device, backend = StandIn(), triton_backend()
     depths: set[int] = set()
     inner = backend.shared_prefix_attention

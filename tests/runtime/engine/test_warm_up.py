@@ -11,9 +11,11 @@ from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore, ready_engine
+from phloem.runtime.engine.warm_up import GRAPHS, prepare
 from phloem.runtime.executor import Executor
 from phloem.runtime.scheduler import PlanRow, StepPlan
 from phloem.tests.runtime.engine.driver import CLIENT, Driver
+from phloem.tests.runtime.executor.stand_in import StandIn
 
 PROMPT = "the sap rises and the leaves fall "
 
@@ -35,6 +37,19 @@ def test_a_warmed_up_engine_gives_the_answers_of_a_new_one(tiny_model_path: Path
         engine.check()
         engine.close()
     assert answers[0] == answers[1]
+
+
+def test_an_engine_on_a_gpu_is_warmed_up_too_and_gives_the_cpu_s_answers(tiny_model_path: Path) -> None:
+    device, told = StandIn(), []
+    engines = EngineCore(config(tiny_model_path)), EngineCore(config(tiny_model_path), accelerator=device)
+    prepare(engines[1], lambda *what: told.append(what))
+    count = len(device.graphs)
+    assert count > GRAPHS and told[0][1:] == (0, GRAPHS + 1) and told[-1][1:] == (GRAPHS + 1, GRAPHS + 1)
+    assert say(engines[1]) == say(engines[0])
+    assert len(device.graphs) == count  # a prompt of one chunk and steps of one row had theirs already
+    for engine in engines:
+        engine.check()
+        engine.close()
 
 
 def test_what_greedy_draws_need_is_made_before_the_engine_is_ready_and_on_its_thread(

@@ -53,7 +53,7 @@ def staged_logits(path: Path, mesh: Mesh, options: EngineConfig, adapter: int = 
         executor, made = executor_of(model, mesh.pool_slots(64)), []
         with torch.inference_mode():
             for step in steps(adapter):
-                features = executor.forward(step).features
+                features = executor.forward(step, needs_all=False).features
                 made.append(model.head.whole_logits(features) if group.rank == 0 else model.head.send_whole(features))
         read = sum(split.source.read_bytes.values())
         return (torch.cat(made) if group.rank == 0 else None), read

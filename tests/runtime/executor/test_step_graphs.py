@@ -1,7 +1,10 @@
-"""Decode steps from graphs give exactly the logits of eager steps, at fixed addresses, with harmless padding."""
+"""Steps from graphs give exactly the logits of eager steps, at fixed addresses, with harmless padding."""
 
+import importlib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ import torch
 from phloem.kernels.backend import CPU, triton_backend, using
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.executor import Executor
-from phloem.runtime.executor.decode_graphs import LEAST_WIDTH, ladder
+from phloem.runtime.executor.step_graphs import LEAST_WIDTH, ROWS, TOKENS, ladder
 from phloem.runtime.memory import KVPool
 from phloem.runtime.models import Model, load_model
 from phloem.runtime.models.adapters import put_adapter
@@ -43,7 +46,10 @@ class TwoWays:
         self.slots: list[list[int]] = [[] for _ in range(MAX_ROWS)]
         self.adapters = [-1] * MAX_ROWS
 
-    def step(self, counts: dict[int, int], *, stale_from: int | None = None) -> torch.Tensor:
+    def step(
+        self, counts: dict[int, int], *, stale_from: int | None = None, num_logits: int | None = 1
+    ) -> torch.Tensor:
+        """``num_logits``: of each row; None: of all its tokens, the last of which are a draft."""
         rows = []
         for row, count in counts.items():
             start = len(self.slots[row])
@@ -51,7 +57,9 @@ class TwoWays:
             ids = self.rng.integers(0, 256, count).astype(np.int32)
             slots = np.array(self.slots[row], dtype=np.int32)
             stale = start if stale_from is None else stale_from
-            rows.append(PlanRow(row, row, start, ids, slots, stale, 1, adapter=self.adapters[row]))
+            wanted = count if num_logits is None else num_logits
+            draft = count - 1 if num_logits is None else 0
+            rows.append(PlanRow(row, row, start, ids, slots, stale, wanted, draft, adapter=self.adapters[row]))
         plan = StepPlan(0, tuple(rows))
         want, got = (executor.forward(plan).whole() for executor in self.executors)
         assert torch.allclose(got, want, atol=3e-5), (got - want).abs().max()  # sums of padded batches in another order
@@ -79,6 +87,71 @@ def test_a_wider_table_has_its_own_graph_and_prompts_have_none(model: Model) -> 
     assert len(both.device.graphs) == 2
     both.step({0: 1, 1: 4})
     assert len(both.device.graphs) == 2
+
+
+@pytest.mark.parametrize("num_logits", [None, 0, 1])
+def test_steps_with_prompts_and_drafts_have_a_graph_from_their_second_time_on(
+    model: Model, num_logits: int | None
+) -> None:
+    both = TwoWays(model)
+    graphs = both.executors[1].graphs
+    assert graphs is not None
+    with using(traced(CPU)):
+        cold = []
+        for counts in ({0: 9}, {0: 11}, {0: 3, 1: 4, 2: 1}, {1: 2, 0: 5, 3: 1}, {0: 8}, {4: 60, 1: 2}, {5: 50, 1: 1}):
+            both.step(counts, num_logits=num_logits)
+            cold.append(graphs.is_cold)
+    # 9 and 11 tokens are padded to 16, 8 are not padded, and neither are the two that follow; 62 and 52 are 64.
+    assert [graph.num_replays for graph in both.device.graphs] == [1, 2, 1] and graphs.num_graphs == 3
+    assert cold == [True, True, True, True, False, True, True]
+    assert both.device.log.count("wait") == 0
+
+
+def test_no_padding_of_a_step_with_a_prompt_reaches_a_sequence_s_slot(model: Model) -> None:
+    both = TwoWays(model)
+    ahead = both.executors[1]
+    both.step({0: 3, 1: 9})
+    before = [k.clone() for k in ahead.kv.k]
+    both.step({0: 4, 1: 5})
+    assert len(both.device.graphs) == 1
+    written = {*both.slots[0][-4:], *both.slots[1][-5:], NUM_SLOTS}
+    for old, new in zip(before, ahead.kv.k, strict=True):
+        changed = (old != new).flatten(1).any(1).nonzero().flatten().tolist()
+        assert set(changed) == written
+
+
+def test_graphs_of_usual_sizes_are_captured_before_a_step_has_them(model: Model) -> None:
+    both = TwoWays(model)
+    ahead, graphs = both.executors[1], both.executors[1].graphs
+    assert graphs is not None
+    both.step({0: 5, 1: 2})
+    before = [k.clone() for k in ahead.kv.k]
+    while ahead.record_ahead():
+        pass
+    assert all(torch.equal(old[:NUM_SLOTS], new[:NUM_SLOTS]) for old, new in zip(before, ahead.kv.k, strict=True))
+    count = graphs.num_graphs
+    assert count == len(ladder(MAX_ROWS)) + sum(size <= 64 for size in TOKENS)
+    for counts in ({0: 1}, {0: 1, 1: 1, 2: 1}, {0: 2, 1: 1}, {2: 40}, dict.fromkeys(range(4), 1)):
+        both.step(counts)
+    assert graphs.num_graphs == count
+
+
+def test_arrays_of_a_step_begin_at_multiples_of_16_bytes(model: Model) -> None:
+    """Whatever their number: else a kernel would be built for each way they can lie."""
+    inputs = TwoWays(model).executors[1].inputs
+    assert inputs is not None
+    static = torch.zeros(100_000, dtype=torch.uint8)
+    for num_tokens, num_rows in ((1, 1), (2, 2), (12, 12), (2, 5), (24, 17)):
+        views = inputs.graph_views(static, num_tokens=num_tokens, num_rows=num_rows)
+        assert all((view.data_ptr() - static.data_ptr()) % 16 == 0 for view in views.values())
+        assert [len(views[name]) for name in ("token_ids", "row_ids", "query_starts")] == [
+            num_tokens,
+            num_rows,
+            num_rows + 1,
+        ]
+        ends = sorted((view.data_ptr(), view.data_ptr() + view.nbytes) for view in views.values())
+        assert all(end <= start for (_, end), (start, _) in pairwise(ends))
+    assert not set(TOKENS) & set(ROWS)
 
 
 def test_changed_slots_of_earlier_positions_reach_the_table(model: Model) -> None:
@@ -157,6 +230,34 @@ def test_logits_of_draft_tokens_equal_those_of_the_cpu(model: Model) -> None:
     plan = StepPlan(0, tuple(rows))
     want, got = (executor.forward(plan).whole() for executor in both.executors)
     assert torch.allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+def test_drafts_of_rows_that_share_a_prefix_read_it_once_in_a_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = importlib.import_module("phloem.kernels.triton.config")
+    table = config.CONFIGS[80].with_splits(32, block_n=32)
+    monkeypatch.setitem(config.CONFIGS, 80, replace(table, shared_least_bytes=0))
+    path = make_tiny_model(tmp_path / "model", seed=0, num_layers=1, num_heads=2, num_kv_heads=1)
+    backend, model = triton_backend(), load_model(path, EngineConfig(model="tiny", precision="float32"))
+    shared: list[int] = []
+    inner = backend.shared_prefix_attention
+
+    def noted(*args: Any, **options: Any) -> torch.Tensor:
+        shared.append(len(args[0]))
+        return inner(*args, **options)
+
+    with using(traced(replace(backend, shared_prefix_attention=noted))):
+        both = TwoWays(model)
+        both.step({0: 40})
+        both.slots[1] = list(both.slots[0])  # as a fork of it
+        both.step({0: 3, 1: 2}, stale_from=0, num_logits=None)
+        assert shared == [5] and not both.device.graphs  # eager: 5 tokens
+        for counts in ({0: 3, 1: 2}, {0: 2, 1: 5}):
+            both.step(counts, num_logits=None)
+    assert set(shared[1:]) == {8} and [graph.num_replays for graph in both.device.graphs] == [2]
+    assert both.device.log.count("wait") == 0
 
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
