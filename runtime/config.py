@@ -23,11 +23,12 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     reference; ``auto`` is the fastest that keeps the file's own weights (4-bit tensors stay 4-bit), ``int16`` the same
     with activations in 16 bits instead of 8, ``fp8`` rounds weights to 8-bit floats. ``kv_dtype="int8"`` on a
     CPU and ``"fp8"`` on a GPU: nearly twice the slots in the same memory, rounded. ``num_slots``: rows of the KV pool,
-    0: as many as fit. ``max_step_tokens``: the token budget of one step; ``prefill_chunk``: the most of it that one
-    sequence's prompt takes. ``speculative="auto"``: tokens are
-    drafted where that is expected to be faster, at most ``max_draft`` per sequence and step. ``draft_model``: a smaller
-    model of the same vocabulary that drafts too; ``self:N`` is N of the model's own layers, with its adapters.
-    ``draft_adapters``: by name of an adapter, the folder of the draft model's own one. ``host_cache_bytes``:
+    0: as many as fit. ``max_running``: sequences of one step; ``max_step_tokens``: its token budget; ``prefill_chunk``:
+    the most of it that one sequence's prompt takes; 0: what suits the device (``sized``). ``speculative="auto"``:
+    tokens are drafted where that is expected to be faster, at most ``max_draft`` per sequence and step.
+    ``draft_model``: a smaller model of the same vocabulary that drafts too; ``self:N`` is N of the model's own layers,
+    with its adapters. ``draft_adapters``: by name of an adapter, the folder of the draft model's own one.
+    ``host_cache_bytes``:
     host memory for KV evicted from the pool; ``disk_cache``: a folder for KV that outlives the process, up to
     ``disk_cache_bytes``; ``shared_cache``: a bucket in its place, as ``s3://BUCKET/PREFIX``, up to
     ``shared_cache_bytes``. ``cache_format``: the number format of all of them; ``auto`` is the pool's, ``int8`` and
@@ -59,10 +60,10 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8", "fp8"] = "auto"
     max_seq_len: int = 0
     num_slots: int = 0
-    max_running: int = 64
+    max_running: int = 0
     max_waiting: int = 4096
-    max_step_tokens: int = 512
-    prefill_chunk: int = 256
+    max_step_tokens: int = 0
+    prefill_chunk: int = 0
     prefix_cache: bool = True
     cached_prompts: Literal["all", "last"] = "all"
     host_cache_bytes: int = 0
@@ -105,6 +106,16 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     def num_ranks(self) -> int:
         """The processes that run the model together."""
         return self.tensor_parallel * self.pipeline_parallel * self.sequence_parallel
+
+
+CPU_SIZES = {"max_running": 64, "max_step_tokens": 512, "prefill_chunk": 256}
+GPU_SIZES = {"max_running": 256, "max_step_tokens": 8192, "prefill_chunk": 4096}  # a step of 8,192 tokens takes 20 ms
+
+
+def sized(config: EngineConfig) -> EngineConfig:
+    """``config`` with the sizes of its device's steps where it has 0."""
+    sizes = CPU_SIZES if config.device.startswith("cpu") else GPU_SIZES
+    return msgspec.structs.replace(config, **{name: getattr(config, name) or size for name, size in sizes.items()})
 
 
 def choose_cpu_isa(config: EngineConfig) -> Isa:

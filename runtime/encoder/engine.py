@@ -37,7 +37,7 @@ from ...protocol.messages import (
     UnloadAdapter,
     Welcome,
 )
-from ..config import EngineConfig
+from ..config import EngineConfig, sized
 from ..weights.resolve import resolve_model
 from .config import read_encoder_config
 from .model import Encoder, load_encoder
@@ -256,6 +256,7 @@ def encoder_engine(config: EngineConfig) -> EncoderEngine:
     if config.precision not in ("auto", "float32"):
         text = f"precision {config.precision!r}: encoders run in float32; use auto or float32"
         raise Unsupported(text, where="precision")
+    config = sized(config)
     if config.max_step_tokens < 1 or config.max_waiting < 1:
         raise InvalidParams("max_step_tokens and max_waiting must be at least 1")
     kernels.set_threads(config.num_threads)

@@ -46,7 +46,7 @@ from ...protocol.messages import (
     Welcome,
 )
 from ...radix_cache import POLICIES, Contents, RadixCache
-from ..config import EngineConfig, Progress
+from ..config import EngineConfig, Progress, sized
 from ..executor import Accelerator, Executor
 from ..memory import KVBlocks
 from ..scheduler import Scheduler
@@ -98,6 +98,7 @@ class EngineCore:
         """
         from .loading import BLOCK_LEN, handoff_format, load_parts, model_digest
 
+        config = sized(config)
         parts = load_parts(config, accelerator=accelerator, progress=progress, gang=gang)
         self.config = config
         self.model: Model = parts.model

@@ -10,7 +10,7 @@ import msgspec
 import torch.distributed as dist
 
 from ...protocol.errors import EngineLost, InvalidParams, PhloemError
-from ..config import EngineConfig
+from ..config import EngineConfig, sized
 from .gang import CONFIG_KEY, SHAPE_KEY, RankLoaded, RankProcess, RankStart, loaded_key
 from .lost import GANG_LOST
 from .nodes import START_TIMEOUT_S, ranks_of_node, reached_store
@@ -29,7 +29,7 @@ def run_node(config: EngineConfig) -> None:
     Raises InvalidParams where this machine's options differ from those of machine 0, the error of a rank that cannot
     load its share, EngineLost where nobody listens at the address.
     """
-    while _run_gang(config) == GANG_LOST:
+    while _run_gang(sized(config)) == GANG_LOST:
         log.warning("machine %d: the gang has lost a rank; waiting for the next one", config.node_rank)
 
 

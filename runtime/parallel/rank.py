@@ -7,7 +7,7 @@ import logging
 import msgspec
 
 from ... import kernels, processor
-from ..config import EngineConfig
+from ..config import EngineConfig, sized
 from ..executor import Accelerator, Executor
 from ..executor.accelerator import accelerator_of
 from ..memory import KVPool
@@ -47,7 +47,7 @@ class Rank:
 
     def __init__(self, config: EngineConfig, group: Group, *, accelerator: Accelerator | None = None) -> None:
         """``accelerator`` replaces the config's device."""
-        config = on_device(config, group.rank)
+        config = on_device(sized(config), group.rank)
         num_threads = threads_of(config)
         kernels.set_threads(num_threads)
         split = RankSplit(group, Mesh.of(config), expert_copies=config.expert_copies)

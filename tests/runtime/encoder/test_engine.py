@@ -166,7 +166,7 @@ def test_queries_of_a_cache_are_refused_by_name(engine: EncoderEngine) -> None:
         ({"num_slots": 9}, "num_slots=9"),
         ({"precision": "int4"}, "encoders run in float32"),
         ({"max_seq_len": 33}, "max_seq_len 33, but .* takes texts of 1 to 32 tokens"),
-        ({"max_step_tokens": 0}, "must be at least 1"),
+        ({"max_step_tokens": -1}, "must be at least 1"),
         ({"device": "tpu"}, "device 'tpu'"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from phloem.protocol.errors import InvalidParams, LimitExceeded
-from phloem.runtime.config import EngineConfig
+from phloem.runtime.config import EngineConfig, sized
 from phloem.runtime.engine import EngineCore
 from phloem.runtime.executor.sizing import greatest_step
 from phloem.runtime.memory import slot_size_bytes
@@ -48,3 +48,14 @@ def test_the_largest_step_has_all_tokens_all_rows_and_the_longest_context() -> N
     assert max(row.end for row in plan.rows) == 500
     assert all(row.num_logits == 1 and len(row.slot_ids) == row.end for row in plan.rows)
     assert max(int(np.max(row.slot_ids)) for row in plan.rows) < 100
+
+
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", (64, 512, 256)), ("cuda:1", (256, 8192, 4096))])
+def test_sizes_of_a_step_that_are_not_given_are_those_of_the_device(device: str, sizes: tuple[int, ...]) -> None:
+    def read(config: EngineConfig) -> tuple[int, ...]:
+        return config.max_running, config.max_step_tokens, config.prefill_chunk
+
+    config = EngineConfig(model="tiny", device=device)
+    assert read(sized(config)) == sizes and sized(sized(config)) == sized(config)
+    given = EngineConfig(model="tiny", device=device, max_running=3, prefill_chunk=5)
+    assert read(sized(given)) == (3, sizes[1], 5)
