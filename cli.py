@@ -46,6 +46,7 @@ _MODELS = f"an alias ({', '.join(ALIASES)}), a .gguf file, a folder with config.
 _KINDS_BY_SUFFIX = {".json": "json_schema", ".lark": "lark", ".ebnf": "ebnf", ".gbnf": "ebnf", ".regex": "regex"}
 _NAMED_MODEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)=(.+)")
 _OK, _LOST, _FAILED, _INTERRUPTED = 0, 1, 2, 130
+NVIDIA_DEVICE = Path("/dev/nvidiactl")  # is there on Linux where the driver has a GPU
 INFO_TIMEOUT_S = 2.0  # for an engine that is ready to say how it runs
 
 
@@ -450,7 +451,10 @@ def _top(args: argparse.Namespace) -> int:
 
 def _how_it_runs(config: EngineConfig, cpu_isa: str) -> str:
     how = f"precision {config.precision}"
-    return how if config.device != "cpu" or not cpu_isa else f"{how}, CPU kernels of {cpu_isa}"
+    if config.device != "cpu":
+        return f"{how}, device {config.device}"
+    has_unused = "; this machine has an NVIDIA GPU, which --device cuda uses" if NVIDIA_DEVICE.exists() else ""
+    return (f"{how}, CPU kernels of {cpu_isa}" if cpu_isa else how) + has_unused
 
 
 def _isa_of(supervised: Any) -> str:

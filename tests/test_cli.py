@@ -130,13 +130,15 @@ def test_serve_says_how_many_programs_may_move(model: str, served: Served, monke
     assert found == [4, 0]
 
 
-def test_a_ready_server_tells_its_address_and_what_its_engine_says(
-    model: str, served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Engines:
-        def ask(self, what: str, timeout_s: float) -> dict[str, Any]:
-            return {"0": {what: True, "cpu_isa": "avx2"}}
+class Engines:
+    def ask(self, what: str, timeout_s: float) -> dict[str, Any]:
+        return {"0": {what: True, "cpu_isa": "avx2"}}
 
+
+def test_a_ready_server_tells_its_address_and_what_its_engine_says(
+    model: str, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "NVIDIA_DEVICE", tmp_path / "none")
     monkeypatch.setattr(cli, "_supervise", lambda args, first: lambda *given, **options: Engines())
     assert cli.main(["serve", model]) == 0
     served["supervise"](None)
@@ -145,6 +147,19 @@ def test_a_ready_server_tells_its_address_and_what_its_engine_says(
     monkeypatch.setattr(Engines, "ask", lambda self, what, timeout_s: {})
     served["on_ready"]("http://here")
     assert "at http://here, precision auto (Ctrl-C" in capsys.readouterr().out
+    monkeypatch.setattr(cli, "NVIDIA_DEVICE", tmp_path)
+    served["on_ready"]("http://here")
+    assert "auto; this machine has an NVIDIA GPU, which --device cuda uses (Ctrl-C" in capsys.readouterr().out
+
+
+def test_a_server_on_a_gpu_says_so(
+    model: str, served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_supervise", lambda args, first: lambda *given, **options: Engines())
+    assert cli.main(["serve", model, "--device", "cuda:1"]) == 0
+    served["supervise"](None)
+    served["on_ready"]("http://here")
+    assert "at http://here, precision auto, device cuda:1 (Ctrl-C" in capsys.readouterr().out
 
 
 def test_every_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
