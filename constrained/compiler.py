@@ -21,15 +21,18 @@ MAX_TEXT_BYTES = 4 << 20
 # Longer grammars get a machine of their own, so that their compilation holds no other grammar's lock.
 PRIVATE_SCHEMA_BYTES = 256 << 10
 PRIVATE_BYTES = 16 << 10  # of other kinds of grammar
+# More properties than one are counted.
+COUNTS_NAMES = re.compile(r'"minProperties"\s*:(?!\s*[01]\s*[,}])')
+NEGATING = frozenset(("not", "oneOf", "if", "contains"))
 # A reference to a meta-schema, or a meta-schema: these ask for unique items.
 REFERS_TO_STANDARD = re.compile(r'"\$?(ref|id|dynamicRef|recursiveRef)"\s*:\s*"https?:\\?/\\?/json-schema\.org')
 
 
 class Workshop:
-    """One machine and the JSON schemas on it. ``reads_items``: some of these have arrays whose items differ."""
+    """One machine and the JSON schemas on it. ``reads_items``: see ``_reads_items``."""
 
     def __init__(self, vocabulary: Vocabulary, max_states: int, *, reads_items: bool) -> None:
-        self.machine = Machine(vocabulary, max_states=max_states)
+        self.machine = Machine(vocabulary, max_states=max_states, compares_names=reads_items)
         self.masks = Masks(self.machine)
         self.endings = Endings(self.masks)
         self.schemas = JsonSchemas(self.masks)
@@ -165,10 +168,26 @@ class Compiler:
 
 
 def _reads_items(spec: GrammarSpec) -> bool:
-    """Whether the grammar may have to compare items: such grammars share a machine that keeps the items' texts."""
+    """Whether the grammar may have to compare items of arrays, or names of objects: such grammars share a machine that
+    keeps their texts."""
     if spec.kind not in ("json_schema", "structural_tags"):
         return False
-    return '"uniqueItems"' in spec.text or REFERS_TO_STANDARD.search(spec.text) is not None
+    text = spec.text
+    if '"uniqueItems"' in text or COUNTS_NAMES.search(text) or REFERS_TO_STANDARD.search(text):
+        return True
+    try:
+        return '"maxProperties"' in text and _may_negate_counts(json.loads(text))
+    except (ValueError, RecursionError):
+        return False  # as the compilation will tell
+
+
+def _may_negate_counts(value: object, is_negated: bool = False) -> bool:
+    """Whether a ``maxProperties`` in a schema may stand for more properties than that."""
+    if isinstance(value, dict):
+        if is_negated and not value.keys().isdisjoint(("maxProperties", "$ref")):
+            return True
+        return any(_may_negate_counts(inner, is_negated or key in NEGATING) for key, inner in value.items())
+    return isinstance(value, list) and any(_may_negate_counts(inner, is_negated) for inner in value)
 
 
 def compiler_of(vocabulary: Vocabulary) -> Compiler:

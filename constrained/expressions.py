@@ -1491,6 +1491,18 @@ class Expressions:
             level = following
         return min(total, most)
 
+    def texts(self, expr: int) -> list[bytes]:
+        """The texts of a finite language."""
+        found: list[bytes] = []
+        todo = [(expr, b"")] if self.is_nonempty(expr) else []
+        while todo:
+            rest, text = todo.pop()
+            if self.nullable[rest]:
+                found.append(text)
+            steps = [(byte, to) for lo, hi, to in self.steps(rest) for byte in range(lo, hi)]
+            todo += [(to, text + bytes([byte])) for byte, to in reversed(steps) if self.available >> byte & 1]
+        return found
+
 
 def _by_liking(word: bytes) -> tuple[int, bytes]:
     """The shortest word first, and of equally long ones that of letters."""

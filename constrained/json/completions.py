@@ -379,18 +379,19 @@ class Completions:
                 values = count(self.demanded(partition, plain.rules, cls), most)
                 is_listed = partition.name_of(cls) is not None
                 enough = most + plain.low
-                for _ in range(1 if is_listed else self.ex.num_texts(self.other_names(partition, cls), enough)):
+                others_of = self.properties.other_names
+                for _ in range(1 if is_listed else self.ex.num_texts(others_of(partition, cls), enough)):
                     of_size = with_one_more(values)
                     if total() >= most:
                         break
         return total()
 
-    def other_names(self, partition: NamePartition, cls: int) -> int:
-        """The expression of the names of a class other than the listed ones."""
-        ex = self.ex
-        bits = cls - len(partition.names) if cls else 0
-        marks = [p if bits >> i & 1 else ex.complement(p) for i, p in enumerate(partition.patterns)]
-        return ex.intersect(ex.text_without(ex.one_of([n.encode() for n in partition.names])), *marks)
+    def num_distinct(self, context: ObjectContext) -> int:
+        """How many names from here on have to differ, because properties are counted and names that are not listed may
+        come; 0 on machines that do not compare names."""
+        found = self.properties.num_counted(context.formulas) if self.values.machine.compares_names else 0
+        plain = self._plain(context.partition, context.formulas[0]) if found else None
+        return found if plain is None or self._possible_of(context.partition, plain.rules)[1] else 0
 
     def demands_at_start(self, formula: int) -> Iterator[int]:
         """The conditions on the values of the listed properties that may come first."""

@@ -45,8 +45,14 @@ class Objects:
             if self.properties.ends(formulas[0]):
                 layouts.close(row, layout, ord("}"), self._result(context))
 
+        def make() -> int:
+            state = machine.add_state(fill, space=layout.first)
+            if self.completions.num_distinct(context) > 1:
+                machine.counted_objects.add(state)
+            return state
+
         key = ("open object", around, context)
-        return machine.state(key, lambda: machine.add_state(fill, space=layout.first))
+        return machine.state(key, make)
 
     def _result(self, context: ObjectContext) -> int:
         bits = sum(1 << i for i, formula in enumerate(context.formulas[1:]) if self.properties.ends(formula))
@@ -72,6 +78,7 @@ class Objects:
             lambda result: self._colon(context, layout, result, names, others),
             filter_at=filter_at,
             closing=lambda: self._closing_name(context, names),
+            distinct=self.completions.num_distinct(context),
         )
         return machine.push(frame, trie.start)
 
@@ -90,6 +97,7 @@ class Objects:
         frame = machine.add_frame(
             lambda result: self._colon(context, layout, machine.bits(result), names, others),
             closing=lambda: self._closing_name(context, names),
+            distinct=self.completions.num_distinct(context),
         )
         tagged = one_of_tagged(ex, [n.encode() for n in partition.names])
         return machine.push(frame, values.scalars.key(must, tagged, partition.patterns))
@@ -123,7 +131,7 @@ class Objects:
         if matched not in (told, told - {common}) or any(
             all(ex.matches(p, w) for p in some) for some in more for w in listed
         ):
-            free = [self.completions.other_names(partition, cls) for cls in others]
+            free = [self.properties.other_names(partition, cls) for cls in others]
             return ex.union(ex.one_of(listed), *free)
         asked = [ex.union(ex.one_of(listed), p) for p in of(common)]
         asked += [ex.text_without(ex.intersect(*some)) for some in more]
@@ -135,7 +143,7 @@ class Objects:
     def _closing_name(self, context: ObjectContext, names: int) -> bytes:
         """The property to write next where the object is to end soon: the first required one, else the first one.
 
-        Where only other names are left, the number of properties that are missing is one, so that no name comes twice.
+        Where only other names are left, the number of properties that are missing is one, so that names mostly differ.
         """
         index = context.partition.index
         leaves = [leaf for _, leaf in self.formulas.leaves(context.formulas[0])]
@@ -143,7 +151,7 @@ class Objects:
         chosen = required & -required or names & -names
         if chosen:
             return spelled(context.partition.names[chosen.bit_length() - 1]) + b'"'
-        missing = max((leaf[1] for leaf in leaves if leaf[0] == "minp"), default=0)
+        missing = self.properties.num_counted(context.formulas)
         return b'%d"' % missing if missing > 1 else b""
 
     def _colon(self, context: ObjectContext, layout: Layout, cls: int, names: int, others: tuple[int, ...]) -> int:

@@ -8,7 +8,8 @@ The leaves speak of the properties still to come:
 
 Property names fall into *classes*, which are ints: 1..n are the n listed names; n + m (m >= 1) are the other names that
 match just the patterns whose bits are set in m; 0 are the names that are not listed and match no pattern. No listed
-name is written twice.
+name is written twice. Other names may be, save where properties are counted: there the machine compares them, and each
+class has as many names as are needed, since those of smaller classes are listed.
 """
 
 from collections.abc import Callable, Iterable, Set
@@ -23,6 +24,7 @@ from .inner_values import InnerValues
 MAX_PATTERNS = 40
 ASKS_FOR_MORE = ("has", "minp")  # leaves that an object's end leaves unfulfilled
 MAX_CLASSES = 64  # of names, by the patterns that they match
+MAX_LISTED = 10_000  # names of a class that are listed because it has too few
 
 
 class Rule(NamedTuple):
@@ -65,6 +67,7 @@ class Properties:
         self._asks: dict[tuple[Leaf, NamePartition, int], int] = {}
         self._classes: dict[NamePartition, tuple[int, ...]] = {}
         self._asking: dict[tuple[int, NamePartition], int] = {}
+        self._counted: dict[tuple[int, ...], int] = {}  # see ``num_counted``
         self._ends: dict[int, bool] = {}
         self._unchanged: dict[tuple[NamePartition, int], dict[int, bool]] = {}  # see ``is_unchanged``; by formula
 
@@ -125,12 +128,46 @@ class Properties:
                 f"{len(patterns)} patterns of property names apply to one object; the limit is {MAX_PATTERNS}: join "
                 "those with equal schemas by |"
             )
-        listed = tuple(names)
-        key = (listed, tuple(patterns))
-        found = self._equal_partitions.get(key)
-        if found is None:
-            found = self._equal_partitions[key] = NamePartition(*key, {name: i for i, name in enumerate(listed)})
+        found = self._partition(tuple(names), tuple(patterns))
+        counts = bool(patterns) and self.values.machine.compares_names
+        few = self._names_of_small_classes(found, self.num_counted(formulas)) if counts else ()
+        if few:
+            found = self._partition((*names, *few), tuple(patterns))
         self._partitions[formulas] = found
+        return found
+
+    def _partition(self, names: tuple[str, ...], patterns: tuple[int, ...]) -> NamePartition:
+        found = self._equal_partitions.get((names, patterns))
+        if found is None:
+            found = NamePartition(names, patterns, {name: i for i, name in enumerate(names)})
+            self._equal_partitions[names, patterns] = found
+        return found
+
+    def _names_of_small_classes(self, partition: NamePartition, least: int) -> tuple[str, ...]:
+        """The names of the classes that have fewer than ``least``."""
+        if least < 2:
+            return ()
+        found: list[str] = []
+        for cls in self.other_classes(partition):
+            names = self.other_names(partition, cls)
+            num_names = self.ex.num_texts(names, least)
+            if MAX_LISTED < num_names < least:
+                raise GrammarTooComplex(f"minProperties {least:,} where a pattern has {num_names:,} names; lower it")
+            found += [text.decode() for text in self.ex.texts(names)] if num_names < least else []
+        return tuple(found)
+
+    def num_counted(self, formulas: tuple[int, ...]) -> int:
+        """How many of the properties to come have to have different names for ``formulas``, what must hold and the
+        observers, to be judged right."""
+        found = self._counted.get(formulas)
+        if found is None:
+            must, *observers = formulas
+            signed = self.formulas.polarities(must)
+            signed += [(p, sign) for p, _ in self.formulas.polarities(*observers) for sign in (True, False)]
+            leaves = [(self.formulas.nodes[p][1], sign) for p, sign in signed]
+            counts = [leaf[1] for leaf, sign in leaves if leaf[0] == "minp" and sign]
+            counts += [leaf[1] + 1 for leaf, sign in leaves if leaf[0] == "maxp" and not sign]
+            found = self._counted[formulas] = max(counts, default=0)
         return found
 
     def other_classes(self, partition: NamePartition) -> tuple[int, ...]:
@@ -155,6 +192,13 @@ class Properties:
             classes = sorted(len(partition.names) + bits if bits else 0 for bits in kept)
             found = self._classes[partition] = tuple(classes)
         return found
+
+    def other_names(self, partition: NamePartition, cls: int) -> int:
+        """The expression of the names of a class other than the listed ones."""
+        ex = self.ex
+        bits = cls - len(partition.names) if cls else 0
+        marks = [p if bits >> i & 1 else ex.complement(p) for i, p in enumerate(partition.patterns)]
+        return ex.intersect(ex.text_without(ex.one_of([n.encode() for n in partition.names])), *marks)
 
     def unseen_classes(self, partition: NamePartition, seen: int) -> list[int]:
         """The classes of which a property may still be written, given the bits of the listed names in ``seen``."""

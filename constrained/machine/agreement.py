@@ -234,9 +234,9 @@ class Agreement(NamedTuple):
         return frozenset(b",]}")
 
 
-def agreement_with(known: Iterator[Known]) -> Agreement | None:
-    """Before the first byte; None without known values."""
-    return _unless_empty(VALUE, tuple(enumerate(known)), b"", ())
+def agreement_with(known: Iterator[Known], *, mode: int = VALUE) -> Agreement | None:
+    """Before the first byte; in the mode ``STRING`` behind the first quote. None without known values."""
+    return _unless_empty(mode, tuple(enumerate(known)), b"", ())
 
 
 def known_value(value: Any) -> Known:

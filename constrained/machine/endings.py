@@ -11,7 +11,8 @@ Some choices keep a search small. They make some endings longer than the shortes
     a string has escapes only where nothing else leads on (``detour`` of ``Machine.add_state``);
     a value has its shortest text, unless what follows depends on which text it is (``decides``): then the shortest
     text for each of the first ``FEW`` results is tried;
-    items of arrays with ``uniqueItems`` are chosen one after the other, each as short as the items before it allow.
+    items of arrays with ``uniqueItems`` are chosen one after the other, each as short as the items before it allow, and
+    so are names that have to differ, where those of the shortest ending do not.
 """
 
 import heapq
@@ -26,6 +27,7 @@ from ..native_code import brief_native
 from ..spec import GrammarTooComplex
 from ..tables import PART_BITS
 from . import walk
+from .item_texts import BETWEEN
 from .machine import MASK_WORK
 from .masks import Masks
 from .recent import Recent
@@ -37,6 +39,7 @@ MAX_STEPS = 4_000  # places visited for one ending
 START_WORK = 4  # times as much for the ending of a whole text, which is looked for while its grammar is compiled
 MAX_MASK_STEPS = 2_000  # and for those after all tokens of a mask: 0.1 s; the others count as not found
 FEW = 8
+FEW_TOKENS = 64  # of a mask, each followed by itself
 MAX_HINTED = 200  # bytes of a text of a language that is told apart
 MAX_STEPS_FOR_FEW = 300
 FAR = 2_048  # tokens that an ending is taken to need if it was not found
@@ -44,7 +47,8 @@ NOT_ALLOWED = 1 << 30
 COSTS_KEPT = 64  # configurations whose costs are kept for each token
 
 _ITEM_ENDS = frozenset(b",]")
-_ITEM_BEGINS = re.compile(rb"[\[,]")
+_NAME_ENDS = frozenset(b',]"')
+_ITEM_BEGINS = re.compile(rb'[\[,]|(?<![^{,\s])"')
 ACCEPTED = -1  # the result where the whole text may end
 # A node of a search: bytes, in a string also those to come at least, those so far, negated, the word so far, the kind,
 # and by kind
@@ -118,6 +122,8 @@ class Endings:
         self.num_steps = self._last_step = 0
         self._active: set[tuple[int, int, int, int, bool]] = set()
         self._paused: dict[tuple[int, int, int, int, bool], _Paused] = {}
+        self._finding: set[int] = set()  # configurations whose ending is being looked for
+        self._num_cut = 0  # how often that was so
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -242,12 +248,15 @@ class Endings:
         """Which of some configurations each token of the mask leads to, int32 [V], -1 for others; and these."""
         machine = self._machine
         groups, places = self._places_after(config, mask)
-        if not machine.item_readers:
+        if not machine.reads_items:
             return groups, [machine.config(state, aux, machine.keep_stack(stack)) for state, aux, stack in places]
         # What follows an item depends on its text: tokens that may end one are followed one by one, of the others one
         # of each group.
         tokens = np.flatnonzero(groups >= 0)
-        may_end = np.array([not _ITEM_ENDS.isdisjoint(self._masks.vocabulary.tokens[t]) for t in tokens], bool)
+        ends, begins = self._ends_of(config)
+        texts = [self._masks.vocabulary.tokens[t] for t in tokens]
+        is_few = len(tokens) <= FEW_TOKENS
+        may_end = np.array([is_few or not ends.isdisjoint(text) or text in begins for text in texts], bool)
         alone = tokens[may_end]
         groups[alone] = -1
         _, firsts = np.unique(groups[groups >= 0], return_index=True)
@@ -266,6 +275,18 @@ class Endings:
                 configs.append(following)
             groups[token] = numbers[following]
         return groups, configs
+
+    def _ends_of(self, config: int) -> tuple[frozenset[int], frozenset[bytes]]:
+        """The bytes where an item under way may end, and texts that a name before the one under way has there too."""
+        items = self._machine.items
+        levels = items.levels(self._machine.place(config)[3])
+        if not levels or not levels[-1].is_object:
+            return _ITEM_ENDS, frozenset()
+        if levels[-1].text == BETWEEN:
+            return _NAME_ENDS, frozenset()
+        text = items.text(levels[-1].text)
+        names = [name for name in levels[-1].seen.values() if name.startswith(text)]
+        return _NAME_ENDS, frozenset(n[len(text) : end] for n in names for end in range(len(text) + 1, len(n) + 1))
 
     def _places_after(self, config: int, mask: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
         """As ``_configs_after``, with places (state, aux, stack) whose stacks are valid until the next walk."""
@@ -297,36 +318,49 @@ class Endings:
     # -- one ending ---------------------------------------------------------------------------------------------------
 
     def _find(self, config: int) -> ShortEnding | None:
-        """The ending of a configuration: out of its value, then out of the values around it, one after the other."""
-        machine = self._machine
+        """The ending of a configuration: out of its value, then out of the values around it, one after the other.
+
+        None where it is being looked for: a short ending does not come to the same place twice. What is found
+        meanwhile is not kept.
+        """
+        if config in self._finding:
+            self._num_cut += 1
+            return None
+        machine, start, num_cut = self._machine, config, self._num_cut
         path: list[tuple[int, bytes]] = []
         ending: ShortEnding | None = None
-        while config not in self._known:
-            fewest = self._with_fewest_characters(config)
-            if fewest != config:
-                self._find(fewest)
-                if self.knows_at_once(config):
-                    break
-            ways = self._ways_out(config)
-            if len(ways) == 1 and ways[0][1] >= 0:
-                path.append((config, ways[0][0]))
-                config = ways[0][1]
-                continue
-            best: ShortEnding | None = None
-            for word, following in ways:
-                rest = _NO_BYTES if following < 0 else self._find(following)
-                if rest is not None and (best is None or len(word) + len(rest.word) < len(best.word)):
-                    best = self._joined(word, rest)
-            if best is not None and machine.item_readers:
-                best = self._with_items(config, best)
-            self._known[config] = best
-        ending = self._known[config]
-        for at, word in reversed(path):
-            if ending is not None:
-                ending = self._joined(word, ending)
-                if machine.item_readers:
-                    ending = self._with_items(at, ending)
-            self._known[at] = ending
+        self._finding.add(start)
+        try:
+            while config not in self._known:
+                fewest = self._with_fewest_characters(config)
+                if fewest != config:
+                    self._find(fewest)
+                    if self.knows_at_once(config):
+                        continue
+                ways = self._ways_out(config)
+                if len(ways) == 1 and ways[0][1] >= 0:
+                    path.append((config, ways[0][0]))
+                    config = ways[0][1]
+                    continue
+                best: ShortEnding | None = None
+                for word, following in ways:
+                    rest = _NO_BYTES if following < 0 else self._find(following)
+                    if rest is not None and (best is None or len(word) + len(rest.word) < len(best.word)):
+                        best = self._joined(word, rest)
+                path.append((config, b""))
+                ending = best
+                break
+            else:
+                ending = self._known[config]
+            for at, word in reversed(path):
+                if ending is not None:
+                    ending = self._joined(word, ending)
+                    if machine.reads_items:
+                        ending = self._with_items(at, ending)
+                if num_cut == self._num_cut or len(self._finding) == 1:
+                    self._known[at] = ending
+        finally:
+            self._finding.discard(start)
         return ending
 
     def _joined(self, word: bytes, rest: ShortEnding) -> ShortEnding:
@@ -338,9 +372,11 @@ class Endings:
         return ShortEnding(whole, costs)
 
     def _with_items(self, config: int, ending: ShortEnding) -> ShortEnding | None:
-        """The ending, chosen anew from the first item on that begins in it: which items may follow depends on those
-        before it."""
+        """The ending, or where it repeats an item another one, chosen anew from the first item on that begins in it."""
         machine, word = self._machine, ending.word
+        end = self._read_on(config, word)
+        if end >= 0 and machine.may_end(end):
+            return ending
         at, begin = config, 0
         for found in _ITEM_BEGINS.finditer(word):
             at = self._read_on(self._read_on(at, word[begin : found.start()]), found.group())

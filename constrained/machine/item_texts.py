@@ -1,9 +1,13 @@
-"""The items of arrays with ``uniqueItems``: their texts, and the tokens that may end one item and begin the next.
+"""What was written and may not be repeated: the items of arrays with ``uniqueItems``, and the names of objects that
+count their properties. Their texts, and the tokens that may end one item and begin the next.
 
 What may follow an item of such an array depends on the items before it, which states do not hold: the states of the
 array are those of one that may repeat items. A configuration has a *reading* beside its state: for each such array
 around the place, the items that were read and the text of the item under way. Where an item ends, an ``ItemReader``
 chooses the next state, or refuses the item.
+
+An object is read in the same way while so many names have to differ: its items are the names, without their quotes,
+and one that was written before is refused at its closing quote.
 """
 
 import re
@@ -13,8 +17,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ..vocabulary import Vocabulary
-from .agreement import SPACES, Agreement, Known, agreement_with, key_of
+from .agreement import SPACES, STRING, VALUE, Agreement, Known, agreement_with, key_of, unescaped
 from .recent import Recent
+
+BETWEEN = -1  # in the place of a text: between two names of an object
 
 
 class Seen:
@@ -81,12 +87,17 @@ class ItemReader(Protocol):
 
 
 class Level(NamedTuple):
-    """An array under way: the stack below it, a frame with its reader, its items, and the number of its item's text."""
+    """An array or object under way: the stack below its items, the frame with its reader (0 for an object), the items
+    read, and the number of the text of the one under way. ``text`` is ``BETWEEN`` outside of an object's names."""
 
     base: int
     frame: int
     seen: Seen
     text: int = 0
+
+    @property
+    def is_object(self) -> bool:
+        return not self.frame
 
 
 Levels = tuple[Level, ...]  # the outermost array first
@@ -102,7 +113,8 @@ class ItemTexts:
         self._texts: dict[int, int] = {}  # the same, the other way round
         self._firsts = [0]  # by text: its first byte that is no white space, 0 if there is none
         self._agreements: Recent[tuple[int, Seen], tuple[Agreement | None]] = Recent(10_000)
-        self.empty = Seen()
+        self.empty = Seen()  # of an array
+        self.no_names = Seen()
 
     def levels(self, reading: int) -> Levels:
         return self._readings[reading]
@@ -118,6 +130,11 @@ class ItemTexts:
         """Whether an item is under way that has no text yet; ``depths`` are those of stacks."""
         levels = self._readings[reading]
         return bool(levels) and not levels[-1].text and depths[stack] > depths[levels[-1].base]
+
+    def with_name(self, level: Level) -> Level | None:
+        """The level of an object behind the name under way; None if the name was written before."""
+        name = unescaped(self.text(level.text))
+        return None if level.seen.has(name) else level._replace(seen=level.seen.with_item(name, None), text=BETWEEN)
 
     def extended(self, text: int, part: bytes) -> int:
         """The number of a text followed by ``part``."""
@@ -144,13 +161,13 @@ class ItemTexts:
         return self._firsts[number]
 
     def agreement(self, level: Level) -> Agreement | None:
-        """With which of its array's items the item under way agrees; None if with none."""
-        if level.seen.before is None:
+        """With which of the items before it the item under way agrees; None if with none."""
+        if level.seen.before is None or level.text == BETWEEN:
             return None
         way, text, seen = [], level.text, level.seen
         while (found := self._agreements.get((text, seen))) is None:
             if not text:
-                found = (agreement_with(seen.values()),)
+                found = (agreement_with(seen.values(), mode=STRING if level.is_object else VALUE),)
                 self._agreements.put((0, seen), found)
                 break
             way.append(text)
@@ -168,7 +185,8 @@ class Crossing(NamedTuple):
     ``commas`` hold a comma; ``into_next`` also more than the first quote or bracket of the next item. Those
     ``_after_quote`` and ``_after_bracket`` have that behind a quote or closing bracket, for items that end with one;
     ``_after_both`` behind a quote and a bracket.
-    ``whole`` may begin an array with an item and end that item; ``whole_after_quote`` has the bracket behind a quote.
+    ``whole`` may begin an array or object with an item and end that item; ``whole_after_quote`` has the bracket behind
+    a quote. ``into_names`` hold a comma and more than the quote of a name behind it.
     """
 
     commas: np.ndarray
@@ -180,6 +198,7 @@ class Crossing(NamedTuple):
     commas_after_both: np.ndarray
     whole: np.ndarray
     whole_after_quote: np.ndarray
+    into_names: np.ndarray
 
 
 _INTO_NEXT = rb',\s*(?:[^\s"\[{]|["\[{].)'
@@ -192,7 +211,8 @@ def crossing_tokens(vocabulary: Vocabulary) -> Crossing:
 
     commas = np.flatnonzero(vocabulary.having(b",")).astype(np.int32)
     into_next = matching(_INTO_NEXT, commas)
-    opening = matching(rb"\[.*[^\s\[]", np.flatnonzero(vocabulary.having(b"[")))
+    opens = rb'(\[.*[^\s\[]|\{.*,\s*".)'
+    opening = matching(opens, np.flatnonzero(vocabulary.having(b"[") | vocabulary.having(b"{")))
     return Crossing(
         commas,
         into_next,
@@ -202,5 +222,6 @@ def crossing_tokens(vocabulary: Vocabulary) -> Crossing:
         matching(rb"[\]}].*" + _INTO_NEXT, into_next),
         matching(rb'".*[\]}].*,', commas),
         opening,
-        matching(rb'".*\[.*[^\s\[]', opening),
+        matching(rb'".*' + opens, opening),
+        matching(rb',\s*".', commas),
     )

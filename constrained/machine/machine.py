@@ -30,7 +30,7 @@ from ..spec import GrammarError, GrammarTooComplex, grammar_error
 from ..tables import NUM_PARTS, PART_BITS, Parts, in_parts
 from ..vocabulary import Vocabulary
 from . import walk
-from .item_texts import ItemReader, ItemTexts, Level, Levels
+from .item_texts import BETWEEN, ItemReader, ItemTexts, Level, Levels
 from .parser_sets import LazyState
 from .part_sets import SHORTEST, StringText
 from .recent import Leaving
@@ -52,6 +52,7 @@ MAX_EDGES = 16_384  # that are remembered of each ``1 << SHARD_BITS`` configurat
 SHARD_BITS = 12
 ROWS_TOUCHED = 64  # whose pages are made at once where a mask needs one
 PLACE = struct.Struct("4q")
+_ITEM_BYTES = frozenset(b",[]{}")  # where items of arrays begin and end, and objects
 
 
 def _fill_one_byte(byte: int, state: int, row: np.ndarray) -> None:
@@ -71,8 +72,10 @@ def _no_row(row: np.ndarray) -> None:
 class Machine:
     """The automaton of one vocabulary. Public methods that follow texts hold its lock; builders hold it themselves."""
 
-    def __init__(self, vocabulary: Vocabulary, *, max_states: int = 60_000) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, max_states: int = 60_000, compares_names: bool = False) -> None:
+        """With ``compares_names`` the names of objects that count their properties have to differ."""
         self.vocabulary = vocabulary
+        self.compares_names = self.reads_items = compares_names  # with readers it reads items too
         self.lock = threading.RLock()
         self.fuel = Fuel()
         self.expressions = Expressions(vocabulary.has_byte, fuel=self.fuel)
@@ -97,6 +100,7 @@ class Machine:
         self.strings: Parts[int, int] = in_parts()  # by state inside a string: the language of the rest
 
         self.control = np.zeros(walk.CONTROL_SIZE, dtype=np.int64)
+        self.control[walk.READS_ITEMS] = compares_names
         self._control = self.control.data
         self.arrays: dict[int, np.ndarray] = {}
         self._results: dict[int, int] = {}
@@ -150,7 +154,9 @@ class Machine:
         self.apart: set[int] = set()  # states; see ``add_state``
         self._num_stepped: dict[int, int] = {}  # entries made of the rows of these states, one by one
         self._unsettled: dict[int, Callable[[], None]] = {}
-        self.item_readers: dict[int, ItemReader] = {}  # by frame; ``READS_ITEMS`` says whether there are any
+        self.item_readers: dict[int, ItemReader] = {}  # by frame
+        self.counted_objects: set[int] = set()  # states behind the brace of an object several of whose names differ
+        self.distinct_names: dict[int, int] = {}  # by the frame of a name; see ``add_frame``
         self.items = ItemTexts()
         self.only_repeats: Callable[[int], bool] | None = None  # whether a configuration leads to nothing else
         self.closings: dict[int, Callable[[], bytes]] = {}  # by frame; see ``add_frame``
@@ -162,7 +168,8 @@ class Machine:
 
         self.set_array(walk.TOKEN_BYTES, vocabulary.token_bytes)
         self.set_array(walk.TOKEN_OFFSETS, vocabulary.token_offsets)
-        self.set_array(walk.TOKEN_KIND, (vocabulary.is_text + vocabulary.having(b"[").astype(np.uint8)))
+        opening = vocabulary.having(b"[") | vocabulary.having(b"{")
+        self.set_array(walk.TOKEN_KIND, vocabulary.is_text + opening.astype(np.uint8))
         depth = vocabulary.trie.max_depth + 2
         for slot in (walk.STATE_AT, walk.AUX_AT, walk.STACK_AT):
             self.set_array(slot, np.zeros(depth, np.int64))
@@ -397,11 +404,13 @@ class Machine:
         reader: ItemReader | None = None,
         closing: Callable[[], bytes] | None = None,
         decides: bool = False,
+        distinct: int = 0,
     ) -> int:
         """A new frame; ``returns(result)`` is the state, or the push, after a value that ended with ``result``.
 
         ``low`` and ``high`` bound the characters of a counted string. ``filter_at``: see ``add_filter``. A
-        ``reader`` sees the value's text too, and replaces the state that ``returns`` names. For ``Endings``:
+        ``reader`` sees the value's text too, and replaces the state that ``returns`` names. ``distinct``: so many names
+        of the object, from that of this frame on, have to differ from those before them. For ``Endings``:
         ``decides`` says that what has to follow may depend on the result; ``closing`` marks the frame of a property
         name; it gives the name, with its quote, to write where the text is to end soon (b"": the shortest one).
         """
@@ -409,7 +418,10 @@ class Machine:
         self._returns.append(returns)
         if reader is not None:
             self.item_readers[frame] = reader
+            self.reads_items = True
             self.control[walk.READS_ITEMS] = 1
+        if distinct:
+            self.distinct_names[frame] = distinct
         if closing is not None:
             self.closings[frame] = closing
         if decides:
@@ -765,7 +777,7 @@ class Machine:
         state, aux, stack, reading = self.place(config)
         data = self.vocabulary.tokens[token]
         try:
-            if self.item_readers and (reading or b"[" in data):
+            if self.reads_items and (reading or b"[" in data or b"{" in data):
                 return self._unless_stuck(self.read_on(config, data, token))
             place = self._follow(state, aux, stack, token, None)
             return -1 if place is None else self.config(*place)
@@ -841,14 +853,12 @@ class Machine:
         """As ``advance_bytes``, where readers wait: they choose the states after items. It may lead to a dead end."""
         state, aux, stack, reading = self.place(config)
         levels = self.items.levels(reading)
-        is_inside = (
-            bool(levels) and self.stack_depths[stack] > self.stack_depths[levels[-1].base]
-        )  # an item is under way
-        if b"," not in data and b"[" not in data and b"]" not in data:
+        is_inside = self.is_in_item(levels, stack)
+        if _ITEM_BYTES.isdisjoint(data) and not (levels and levels[-1].is_object and b'"' in data):
             stepped = self._follow(state, aux, stack, token, None if token >= 0 else data)
             if stepped is None:
                 return -1
-            if not levels or (self.stack_depths[stepped[2]] > self.stack_depths[levels[-1].base]) == is_inside:
+            if self.is_in_item(levels, stepped[2]) == is_inside:
                 return self.config(*stepped, self.items.reading(self._extended(levels, data, is_inside)))
         begin = 0  # the levels' texts hold ``data[:begin]``
         for at, byte in enumerate(data):
@@ -861,37 +871,74 @@ class Machine:
                     levels, begin = self._extended(levels, data[begin:at], True), at
                     state, levels = self._after_item(levels, after)
                     stack = self.stack_parents[stack]
-                    is_inside = bool(levels) and self.stack_depths[stack] > self.stack_depths[levels[-1].base]
+                    is_inside = self.is_in_item(levels, stack)
+            before = stack
             stepped = self._follow(state, aux, stack, -1, bytes([byte])) if state != DEAD_STATE else None
             if stepped is None:
                 return -1
             state, aux, stack = stepped
             depth = self.stack_depths[stack]
-            opens = byte == ord("[") and self.stack_frames[stack] in self.item_readers
-            opens = opens and (not levels or levels[-1].base != self.stack_parents[stack])
+            is_of_names = byte == ord('"') and bool(levels) and levels[-1].is_object
+            if is_of_names and (before == levels[-1].base or (is_inside and stack != before)):  # one begins or ends
+                end = at if is_inside else at + 1  # a name's text has no quotes
+                levels, begin = self._extended(levels, data[begin:end], is_inside), end
+                found = self._after_name(levels, before) if is_inside else self._before_name(levels, stack)
+                if found is None:
+                    return -1
+                levels, is_inside = found, self.is_in_item(found, stack)
+                continue
+            opened = self._opened(levels, byte, state, stack) if byte in b"[{" else None
             base_depth = self.stack_depths[levels[-1].base] if levels else 0
-            if not opens and (not levels or (depth >= base_depth and (depth > base_depth) == is_inside)):
+            if opened is None and depth >= base_depth and self.is_in_item(levels, stack) == is_inside:
                 continue
             levels, begin = self._extended(levels, data[begin : at + 1], is_inside), at + 1
-            if opens:
-                base = self.stack_parents[stack]
-                levels = (*levels, Level(base, self.stack_frames[stack], self.items.empty))
+            if opened is not None:
+                levels = (*levels, opened)
             elif depth < base_depth:
-                levels, is_inside = levels[:-1], True
-            if is_inside and levels and not opens and depth == self.stack_depths[levels[-1].base]:
+                levels = levels[:-1]
+                is_inside = bool(levels) and levels[-1].text != BETWEEN
+            if is_inside and levels and opened is None and depth == self.stack_depths[levels[-1].base]:
                 state, levels = self._after_item(levels, state)
                 aux = 0
                 if state == DEAD_STATE:
                     return -1
-            is_inside = bool(levels) and depth > self.stack_depths[levels[-1].base]
+            is_inside = self.is_in_item(levels, stack)
         return self.config(state, aux, stack, self.items.reading(self._extended(levels, data[begin:], is_inside)))
 
+    def is_in_item(self, levels: Levels, stack: int) -> bool:
+        """Whether an item of the innermost array, or a name of the innermost object, is under way."""
+        if not levels or levels[-1].text == BETWEEN:
+            return False
+        return self.stack_depths[stack] > self.stack_depths[levels[-1].base]
+
+    def _opened(self, levels: Levels, byte: int, state: int, stack: int) -> Level | None:
+        """The level that begins behind a byte."""
+        if byte == ord("{") and state in self.counted_objects:
+            return Level(stack, 0, self.items.no_names, BETWEEN)
+        frame, base = self.stack_frames[stack], self.stack_parents[stack]
+        if byte == ord("[") and frame in self.item_readers and (not levels or levels[-1].base != base):
+            return Level(base, frame, self.items.empty)
+        return None
+
+    def _before_name(self, levels: Levels, stack: int) -> Levels:
+        """The levels behind the opening quote of a name."""
+        is_distinct = self.stack_frames[stack] in self.distinct_names
+        return (*levels[:-1], levels[-1]._replace(text=0)) if is_distinct else levels[:-1]
+
+    def _after_name(self, levels: Levels, stack: int) -> Levels | None:
+        """The levels behind a name, which had the stack; None if the name was written before."""
+        level = self.items.with_name(levels[-1])
+        if level is None:
+            return None
+        return (*levels[:-1], level) if self.distinct_names[self.stack_frames[stack]] > 1 else levels[:-1]
+
     def _extended(self, levels: Levels, part: bytes, is_inside: bool) -> Levels:
-        """The levels after more text, which the innermost array's item has part in if it is under way."""
+        """The levels after more text, which the innermost level's item has part in if it is under way."""
         if not levels or not part:
             return levels
         grows = [*levels[:-1], levels[-1]] if is_inside else levels[:-1]
-        grown = [Level(base, frame, seen, self.items.extended(text, part)) for base, frame, seen, text in grows]
+        extended = self.items.extended
+        grown = [Level(b, frame, seen, t if t == BETWEEN else extended(t, part)) for b, frame, seen, t in grows]
         return (*grown, *levels[len(grown) :])
 
     def _ends_before(self, state: int, byte: int) -> bool:
@@ -907,7 +954,7 @@ class Machine:
     def advance_bytes(self, config: int, data: bytes) -> int:
         """As ``advance``, for bytes."""
         with self.lock:
-            if self.item_readers:
+            if self.reads_items:
                 return self._unless_stuck(self.read_on(config, data))
             state, aux, stack, _ = self.place(config)
             after = self._follow(state, aux, stack, -1, data)

@@ -171,7 +171,7 @@ class Masks:
         """As ``of``, where compiled code makes the mask of what is there, and what it allows is then remembered as
         well; else None. The machine's lock is held."""
         machine = self.machine
-        if machine.item_readers or config in self._failed:
+        if machine.reads_items or config in self._failed:
             return None
         state, aux, stack, _ = machine.place(config)
         kept = -1
@@ -211,7 +211,7 @@ class Masks:
     def _make(self, config: int) -> np.ndarray:
         state, aux, stack, _ = self.machine.place(config)
         found = self._plain(state, aux, stack)
-        if self.machine.item_readers:
+        if self.machine.reads_items:
             left = self._repeats.removed(config, found)
             found = found if left is found else self._keep(left)
         return found
@@ -226,7 +226,7 @@ class Masks:
         else:
             if self._is_beside(state, stack):
                 beside = int(machine.inside_string[state])
-                if machine.item_readers:
+                if machine.reads_items:
                     base = self._plain(beside, 0, stack)
                 else:
                     base = self.of(machine.config(beside, 0, stack))

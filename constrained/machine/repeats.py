@@ -1,4 +1,5 @@
-"""The tokens of a mask that would repeat an item of an array with ``uniqueItems``, or leave nothing but repeats.
+"""The tokens of a mask that would repeat an item of an array with ``uniqueItems``, or a name of an object that counts
+its properties, or leave nothing but repeats.
 
 A mask is first made as if items might repeat. Two kinds of tokens may then be wrong: those that go on, or end, as an
 item that was read before; and those that end one item and begin the next. They are found by walking the token trie
@@ -11,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from . import walk
-from .agreement import DONE, SPACES, Agreement
+from .agreement import DONE, SPACES, Agreement, agreement_with
 from .item_texts import Crossing, Levels, crossing_tokens
 from .machine import MASK_WORK, Machine
 from .recent import Recent
@@ -47,17 +48,21 @@ class Repeats:
         levels = machine.items.levels(reading)
         if not levels:
             return _without(row, self._wrong(config, _tokens_in(row, [self._opening(state)])))
-        is_inside = machine.stack_depths[stack] > machine.stack_depths[levels[-1].base]
+        is_inside = machine.is_in_item(levels, stack)
         suspects = self._crossing_of(levels, state, stack, is_inside)
         refused: list[np.ndarray] = []
         judged: list[np.ndarray] = []  # the mask says nothing of them: a repeated item may be allowed
         for level in levels if is_inside else levels[:-1]:
             agreement = machine.items.agreement(level)
             if agreement is not None:
-                is_plain = level == levels[-1] and machine.item_readers[level.frame].is_plain
+                is_plain = level == levels[-1] and (level.is_object or machine.item_readers[level.frame].is_plain)
                 self._follow(config, agreement, suspects, refused if is_plain else judged)
                 if not agreement.is_in_string and machine.item_readers[level.frame].spaces_close:
                     suspects.append(self._tokens_of_space())
+        if levels[-1].is_object and stack == levels[-1].base:
+            names = agreement_with(levels[-1].seen.values())
+            if names is not None:
+                self._follow(config, names, suspects, refused)
         if judged:
             row = row.copy()
             tokens = np.unique(np.concatenate(judged))
@@ -71,6 +76,8 @@ class Repeats:
         machine, crossing = self.machine, self._crossing
         assert crossing is not None
         level = levels[-1]
+        if level.is_object:
+            return [crossing.into_names, self._opening(state), *[crossing.commas_after_bracket][: len(levels) - 1]]
         first = machine.items.first_byte(level.text) if is_inside else 0
         if is_inside:
             while machine.stack_parents[stack] != level.base:
@@ -141,9 +148,7 @@ class Repeats:
                         suspects.append(trie.token_order[first : first + trie.num_tokens[node]])
             if following.is_in_string and not before.is_in_string:
                 after = self.machine.read_on(config, path)
-                if after < 0:
-                    return
-                looping = self._looping_bytes(after)
+                looping = self._looping_bytes(after) if after >= 0 else b""  # white space may be missing
             todo.append((nodes, path, following, looping))
 
         looping = self._looping_bytes(config) if agreement.is_in_string else b""
@@ -220,7 +225,7 @@ class Repeats:
         machine = self.machine
         _, _, stack, reading = machine.place(config)
         levels = machine.items.levels(reading)
-        if levels and machine.stack_depths[stack] <= machine.stack_depths[levels[-1].base]:
+        if not machine.is_in_item(levels, stack):
             levels = levels[:-1]
         found = [machine.items.agreement(level) for level in levels]
         return tuple(agreement for agreement in found if agreement is not None)

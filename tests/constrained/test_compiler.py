@@ -1,6 +1,7 @@
 import gc
 import json
 import threading
+from typing import Any
 
 import pytest
 from phloem.constrained import Compiler, GrammarError, GrammarSpec, Vocabulary, compile
@@ -99,3 +100,20 @@ def test_a_grammar_that_cannot_be_compiled_keeps_no_machine(vocabulary: Vocabula
             compiler.compile(GrammarSpec("regex", "a" * 20_000 + f"({i}"))
         errors.append(caught.value)
     assert len(machines()) == len(before) and len(errors) == 3
+
+
+@pytest.mark.parametrize(
+    ("schema", "reads"),
+    [
+        ({"minProperties": 1, "maxProperties": 3}, False),
+        ({"minProperties": 2}, True),
+        ({"minProperties": 10}, True),
+        ({"oneOf": [{"type": "object"}, {"type": "null"}], "maxProperties": 3}, False),
+        ({"not": {"maxProperties": 3}}, True),
+        ({"if": {"$ref": "#/$defs/few"}, "then": {}, "$defs": {"few": {"maxProperties": 3}}}, True),
+    ],
+)
+def test_grammars_that_compare_names_have_a_machine_of_their_own(
+    vocabulary: Vocabulary, schema: dict[str, Any], reads: bool
+) -> None:
+    assert compile("json_schema", json.dumps(schema), vocabulary).machine.compares_names == reads

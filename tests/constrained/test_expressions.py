@@ -344,3 +344,10 @@ def test_a_language_has_a_text_of_a_bounded_length_where_one_of_its_texts_fits(p
         for high in (*range(low, low + 14), None):
             found = ex.is_nonempty(ex.intersect(expr, ex.repeat(ex.any_char, low, high)))
             assert found == any(low <= n and (high is None or n <= high) for n in lengths), (low, high)
+
+
+def test_the_texts_of_a_finite_language_are_listed_each_once() -> None:
+    ex = Expressions(np.array([b != ord("c") for b in range(256)]))
+    found = ex.texts(compile_regex("[a-d]{0,2}|é|a(b|bd)?", ex, anchored=True))
+    assert len(found) == len(set(found)) == 1 + 3 + 9 + 1 + 1
+    assert {b"", b"dd", "é".encode(), b"abd"} < set(found) and ex.texts(NOTHING) == []

@@ -71,7 +71,7 @@ def test_random_walks_are_valid(vocabulary: Vocabulary, schema: Any, order: str)
 
 
 def has_twin(text: str) -> bool:
-    """Whether an object writes a name twice: the grammar does not track names that no keyword mentions."""
+    """Whether an object writes a name twice: the grammar does not compare names that no keyword mentions or counts."""
     twins: list[str] = []
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:

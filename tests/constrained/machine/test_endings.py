@@ -33,6 +33,8 @@ SCHEMAS: list[Any] = [
     {"type": "array", "items": UNIQUE, "minItems": 1},
     {"type": "array", "uniqueItems": True, "minItems": 3, "items": {"type": "integer"}},
     {"type": "object", "minProperties": 2},
+    {"type": "object", "minProperties": 4, "propertyNames": {"pattern": "^[ab]{2}$"}},
+    {"type": "array", "contains": {"type": "object", "minProperties": 2}},
     {"type": "object", "patternProperties": {"^x.{3}$": {"type": "integer", "minimum": 100}}, "required": ["xabc"]},
     {"anyOf": [{"type": "object", "required": ["a"]}, {"type": "object", "required": ["b", "c"]}]},
     {

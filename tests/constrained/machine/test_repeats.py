@@ -61,3 +61,12 @@ def test_a_listed_item_is_refused_the_second_time_also_inside_of_a_longer_name()
     assert matcher.accept(ord("a")) and not is_set(matcher.mask(), ord('"')) and is_set(matcher.mask(), ord("b"))
     assert matcher.accept(ord("b")) and matcher.accept(ord('"')) and not is_set(matcher.mask(), ord("]"))
     assert not grammar.machine.item_readers
+
+
+def test_an_item_is_not_repeated_behind_white_space_that_its_token_has() -> None:
+    tokens = [*(bytes([b]) for b in range(256)), b'\n  "a"', b'\n  "a",', b'\n  "b"', b"</s>"]
+    vocabulary = Vocabulary(tokens, {259}, 259)
+    schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    matcher = Compiler(vocabulary).compile(GrammarSpec("json_schema", json.dumps(schema))).matcher()
+    assert all(matcher.accept(byte) for byte in b'[\n  "a",')
+    assert [is_set(matcher.mask(), token) for token in (256, 257, 258)] == [False, False, True]
