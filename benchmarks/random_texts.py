@@ -25,6 +25,7 @@ PLAIN = bytes([*range(0x21, 0x5C), *range(0x5D, 0x7F), 0x20, 0x09, 0x0A, 0x80, 0
 ALPHABETS = (PLAIN, PLAIN + b"\\")  # tried one after the other for the next bytes of a completion
 UNHEARD_OF = b'"no such property":'
 MAX_TRIED = 20_000  # configurations that the search for the next step of a completion visits
+OWN_WAYS = 60  # steps of a completion that are searched for here
 MAX_TOKENS = 6_000
 SLOW_MASK_MS = 10
 WANDERS = (5, 30, 120)  # random tokens of a text at most, one of these
@@ -65,12 +66,16 @@ class RandomTexts:
         return None
 
     def _finish(self, matcher: Matcher, out: bytearray) -> str | None:
+        """The nearest ways on, one after the other: each may lead to a value that does not end the text, as a short
+        property name where a long one is missing. So after ``OWN_WAYS`` of them the grammar's own ending is taken.
+        """
         machine = self.grammar.machine
-        for _ in range(MAX_TOKENS):
+        for done in range(MAX_TOKENS):
             if matcher.is_accepting():
                 return None
             try:
-                ways = (self._way_on(machine, matcher.state, alphabet) for alphabet in ALPHABETS)
+                alphabets = ALPHABETS if done < OWN_WAYS else ()
+                ways = (self._way_on(machine, matcher.state, alphabet) for alphabet in alphabets)
                 way = next((way for way in ways if way), None)
                 if way is None and (ending := self.grammar.endings.of(matcher.state)) is not None:
                     way = ending.word
