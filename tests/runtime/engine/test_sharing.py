@@ -142,7 +142,7 @@ def test_tenants_share_by_the_weights_of_the_config(tiny_model_path):
     [
         ({"match_window": 0}, "match_window=0: it must be at least 1"),
         ({"order": "shortest_remaining", "match_window": 8}, "match_window=8: order='shortest_remaining' orders by"),
-        ({"max_running": 0}, "max_running=0"),
+        ({"max_running": -1}, "max_running=-1"),
         ({"tenant_weights": {"a": 0.0}}, "tenant_weights: 0.0 for 'a'"),
         ({"cached_prompts": "last", "eviction": "lfu"}, "so eviction='lfu' has no effect"),
         ({"cached_prompts": "last", "prefix_cache": False}, "so prefix_cache=False has no effect"),
