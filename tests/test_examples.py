@@ -1,5 +1,6 @@
 """Every example runs on the real model and says what it should."""
 
+import contextlib
 import importlib
 import json
 import runpy
@@ -27,6 +28,24 @@ def run(smollm2_path, monkeypatch, capsys):
     return run
 
 
+@pytest.fixture(scope="module")
+def runtime(smollm2_path):
+    with importlib.import_module("phloem").Runtime(model=str(smollm2_path)) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def one_engine(smollm2_path, runtime, monkeypatch):
+    """``phloem.Runtime(model=...)`` of an example is the engine that serves all of them, with nothing in its cache."""
+
+    def start(model: str) -> object:
+        assert model == str(smollm2_path)
+        runtime.flush_cache()
+        return contextlib.nullcontext(runtime)
+
+    monkeypatch.setattr(importlib.import_module("phloem"), "Runtime", start)
+
+
 def test_quickstart_prints_right_answers_tokens_and_the_tree_in_80_columns(run):
     out = run("quickstart", columns=80)
     assert "The capital of France is Paris." in out and "Seine" in out
@@ -44,6 +63,7 @@ def test_quickstart_prints_right_answers_tokens_and_the_tree_in_80_columns(run):
     assert max(len(line) for line in out.splitlines()) <= 80
 
 
+@pytest.mark.usefixtures("one_engine")
 def test_classify_answers_for_every_sentence_with_a_shared_prompt(run):
     *answers, summary = run("classify").splitlines()
     assert {line.split()[0] for line in answers} <= {"English", "French", "German", "Spanish"} and len(answers) == 8
@@ -51,6 +71,7 @@ def test_classify_answers_for_every_sentence_with_a_shared_prompt(run):
     assert int(right) >= 6 and int(cached) > int(prompt) / 2
 
 
+@pytest.mark.usefixtures("one_engine")
 def test_extract_answers_follow_the_schema(run):
     forms = [json.loads(line) for line in run("extract").splitlines()]
     assert len(forms) == 3
@@ -59,17 +80,12 @@ def test_extract_answers_follow_the_schema(run):
     assert [form["amount"] for form in forms[:2]] == [120.5, 80]
 
 
+@pytest.mark.usefixtures("one_engine")
 def test_chat_streams_and_finds_its_history(run):
     out = run("chat", "What is a tree?", "And a forest?")
     first, second = (line for line in out.splitlines() if "prompt tokens" in line)
     assert ", 0 of them cached" in first and ", 0 of them cached" not in second
     assert "> And a forest?" in out
-
-
-@pytest.fixture(scope="module")
-def runtime(smollm2_path):
-    with importlib.import_module("phloem").Runtime(model=str(smollm2_path)) as runtime:
-        yield runtime
 
 
 @pytest.fixture

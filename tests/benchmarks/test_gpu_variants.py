@@ -1,8 +1,15 @@
 """Launch configurations are compared through the interpreter: all variants are right, and no time is invented."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+from phloem.tests.gpu import choose_kernels
+
+choose_kernels()
+gpu_variants = importlib.import_module("phloem.benchmarks.gpu_variants")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,5 +48,8 @@ def test_a_wrong_variant_is_a_fault_and_smoke_alone_writes_nothing(tmp_path: Pat
     assert (results.read_bytes() if results.exists() else None) == before
 
 
-def test_an_unknown_part_is_named() -> None:
-    assert "parts are attention, products, sampling" in run("nothing").stderr
+def test_an_unknown_part_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu_variants.py", "nothing", "--smoke"])
+    with pytest.raises(SystemExit):
+        gpu_variants.main()
+    assert "parts are attention, products, sampling" in capsys.readouterr().err

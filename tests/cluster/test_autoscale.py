@@ -23,13 +23,21 @@ LOOK_S, START_S = 5.0, 60.0
 SETTINGS = ScalingSettings(start_s=START_S, max_replicas=20, busy=0.7)
 
 
+def numbers_of(seed: int) -> np.random.RandomState:
+    """Those of ``random.Random(seed)``, many at a time."""
+    _, words, _ = random.Random(seed).getstate()
+    made = np.random.RandomState()
+    made.set_state(("MT19937", words[:-1], words[-1]))
+    return made
+
+
 class Fluid:
     """Replicas that work off a queue at one second of work a second each, and start in ``START_S``."""
 
     def __init__(self, rate: Callable[[float], float], *, seed: int | None = None, settings=SETTINGS) -> None:
         self.scaler = Autoscaler(settings)
         self.rate = rate  # programs of one second's work, per second
-        self.rng = None if seed is None else random.Random(seed)
+        self.rng = None if seed is None else numbers_of(seed)
         self.queue_s = self.now_s = self.fraction = 0.0
         self.ready_at_s = [0.0]
         self.wanted: list[int] = []
@@ -46,7 +54,7 @@ class Fluid:
             self.fraction += mean
             arrived, self.fraction = int(self.fraction), self.fraction % 1
         else:
-            arrived = sum(self.rng.random() < mean / 1000 for _ in range(1000))
+            arrived = int((self.rng.random_sample(1000) < mean / 1000).sum())
         for _ in range(arrived):
             self.scaler.arrived("one", self.now_s)
             self.scaler.ended("one", 1.0)

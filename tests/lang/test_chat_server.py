@@ -83,7 +83,7 @@ class Strangers(ThreadingHTTPServer):
 @pytest.fixture
 def stranger() -> Iterator[Strangers]:
     with Strangers() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()

@@ -115,8 +115,9 @@ def run(engine: EngineCore, seed: int) -> tuple[Watched, list[object]]:
     return watched, stats
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-@pytest.mark.parametrize(("num_slots", "seed"), [(400, 0), (400, 1), (4000, 2)])
+@pytest.mark.parametrize(
+    ("num_slots", "seed", "ahead"), [(400, 0, True), (400, 1, False), (4000, 2, True), (4000, 2, False)]
+)
 def test_plans_answers_and_counters_equal_those_of_decoding_one_by_one(
     tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, ahead: bool, num_slots: int
 ) -> None:

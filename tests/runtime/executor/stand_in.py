@@ -124,13 +124,13 @@ class Trace(TorchDispatchMode):
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.note(str(func), (args, kwargs or {}))
+        self.note(func, (args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
         self.made(out)
         return out
 
-    def note(self, name: str, arguments: object) -> None:
-        self.calls.append((name, *(self._shown(x) for x in _leaves(arguments))))
+    def note(self, called: object, arguments: object) -> None:
+        self.calls.append((called, *map(self._shown, _leaves(arguments))))
 
     def made(self, out: object) -> None:
         for x in _leaves(out):
@@ -153,13 +153,25 @@ _thread = _Thread()
 
 
 def _leaves(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return _leaves(list(value.values()))
-    if isinstance(value, Groups):
-        return [value.ids, value.num_groups]
-    if isinstance(value, list | tuple):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
+    found: list[object] = []
+    _add_leaves(value, found)
+    return found
+
+
+_LISTED = (list, tuple)
+
+
+def _add_leaves(value: object, found: list[object]) -> None:
+    if isinstance(value, _LISTED):
+        for item in value:
+            _add_leaves(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _add_leaves(item, found)
+    elif isinstance(value, Groups):
+        found += (value.ids, value.num_groups)
+    else:
+        found.append(value)
 
 
 def traced(backend: Backend) -> Backend:

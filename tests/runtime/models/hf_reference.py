@@ -21,8 +21,15 @@ def hf_from_folder(path: Path) -> torch.nn.Module:
     return transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
 
 
+class _Reader(gguf.GGUFReader):
+    """Reads from a plain array over the mapped file: numpy's own kind for such files makes each slice slow."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, np.asarray(value) if name == "data" else value)
+
+
 def hf_from_gguf(path: Path) -> torch.nn.Module:
-    reader = gguf.GGUFReader(path)
+    reader = _Reader(path)
 
     def field(key: str, default: Any = None) -> Any:
         found = reader.get_field(key)

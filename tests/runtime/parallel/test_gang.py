@@ -138,24 +138,15 @@ async def ended_midway(runtime: phloem.Runtime, prompt: str, pid: int, number: s
     return text
 
 
-@pytest.mark.parametrize(
-    ("victim", "number"),
-    [("rank 1", signal.SIGKILL), ("rank 0", signal.SIGKILL)],
-    ids=["killed", "rank 0 killed"],
-)
-def test_a_program_goes_on_after_the_loss_of_a_rank_and_no_process_stays(
-    runtime: phloem.Runtime, victim: str, number: signal.Signals
-) -> None:
-    prompt = f"{victim} {number} " * 4
+def test_a_program_goes_on_after_the_loss_of_rank_0_and_no_process_stays(runtime: phloem.Runtime) -> None:
+    prompt = "rank 0 is killed " * 4
     expected = runtime.generate(prompt, None, temperature=0.0, max_tokens=40, ignore_eos=True).text
     before = runtime.fleet()[0]
-    ranks = children(before.pid)
-    assert len(ranks) == 1
-    pid = ranks[0] if victim == "rank 1" else before.pid
-    found = asyncio.run(asyncio.wait_for(ended_midway(runtime, prompt, pid, number), 240.0))
-    assert found == expected
+    (other,) = children(before.pid)
+    midway = ended_midway(runtime, prompt, before.pid, signal.SIGKILL)
+    assert asyncio.run(asyncio.wait_for(midway, 240.0)) == expected
     assert runtime.fleet()[0].restarts > before.restarts
-    assert not is_alive(ranks[0]) and not is_alive(before.pid)
+    assert not is_alive(other) and not is_alive(before.pid)
 
 
 def test_a_rank_is_lost_while_nothing_runs_and_the_next_program_is_answered(runtime: phloem.Runtime) -> None:
@@ -180,8 +171,10 @@ def test_stages_draw_with_the_bits_of_virtual_ranks_and_outlive_a_stopped_rank(c
         assert not any(map(is_alive, [before.pid, *ranks]))
 
 
-def test_spread_slots_draw_with_the_bits_of_virtual_ranks_and_outlive_a_stopped_rank(config: EngineConfig) -> None:
-    """Prompts of more than 32 tokens are shared out between the two ranks."""
+def test_spread_slots_draw_with_the_bits_of_virtual_ranks_and_outlive_a_killed_rank(config: EngineConfig) -> None:
+    """Prompts of more than 32 tokens are shared out between the two ranks. A rank's end is noticed in any split as in
+    this one.
+    """
     spread = msgspec.structs.replace(config, tensor_parallel=1, expert_parallel=1, expert_copies=0, sequence_parallel=2)
     with phloem.Runtime(spread, replicas=1) as runtime:
         check_bits(runtime, spread, PROMPTS[:2])
@@ -189,9 +182,10 @@ def test_spread_slots_draw_with_the_bits_of_virtual_ranks_and_outlive_a_stopped_
         expected = runtime.generate("slot " * 9, None, temperature=0.0, max_tokens=40, ignore_eos=True).text
         before = runtime.fleet()[0]
         (other,) = children(before.pid)
-        midway = ended_midway(runtime, "slot " * 9, other, signal.SIGSTOP)
+        midway = ended_midway(runtime, "slot " * 9, other, signal.SIGKILL)
         assert asyncio.run(asyncio.wait_for(midway, 240.0)) == expected
-        assert runtime.fleet()[0].restarts > before.restarts and not is_alive(other)
+        assert runtime.fleet()[0].restarts > before.restarts
+        assert not is_alive(other) and not is_alive(before.pid)
 
 
 def test_an_engine_on_a_thread_refuses_ranks(config: EngineConfig) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import phloem
 import pytest
 from phloem.protocol.errors import InvalidParams
 from phloem.runtime.config import EngineConfig
+from phloem.runtime.engine import EngineCore
 from phloem.runtime.parallel.devices import on_device
 from phloem.runtime.parallel.gang import LocalGang, refuse_combinations
 from phloem.runtime.parallel.nodes import ranks_of_node
+from phloem.tests.runtime.engine.driver import Driver, generate
 from phloem.tests.runtime.models.tiny import make_tiny_model
 from phloem.tests.runtime.server.test_serve import address, is_alive, running
 from phloem.tests.runtime.wire import wait_until
@@ -82,8 +83,9 @@ def test_two_commands_answer_as_one_and_a_killed_rank_is_followed_by_another_gan
     path = make_tiny_model(tmp_path / "tiny", seed=1)
     at = free_address()
     body = {"prompt": "木 leaf", "temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
-    with phloem.Runtime(str(path), tensor_parallel=2, precision="float32", num_threads=1, num_slots=2048) as one:
-        expected = one.generate("木 leaf", temperature=0.0, max_tokens=12, ignore_eos=True).text
+    engine = EngineCore(EngineConfig(model=str(path), precision="float32", num_threads=1, num_slots=2048))
+    expected = generate(Driver(engine), "木 leaf")[0][0]
+    engine.close()
     with running(command(path, at, 1)) as node, running(command(path, at, 0)) as server:
         assert address(node).startswith(f"phloem runs machine 1 of 2 for {at}")
         url = address(server).split(" at ")[1].split(",")[0]

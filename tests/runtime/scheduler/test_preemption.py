@@ -213,7 +213,7 @@ def test_the_order_by_remaining_work_refuses_a_match_window():
         SchedulerConfig(order="shortest_remaining", match_window=4)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_loads_lose_no_token_and_starve_no_sequence(seed):
     """Rows and slots are short, lengths differ and are partly unknown, and some sequences are cancelled."""
     rng, bound = random.Random(seed), 24
@@ -225,7 +225,7 @@ def test_random_loads_lose_no_token_and_starve_no_sequence(seed):
         max_overtaken=bound,
         decode_reserve=2,
     )
-    admitted: list[int] = []
+    admitted: dict[int, None] = {}  # in this order
     cancelled: set[int] = set()
     for _ in range(1200):
         if rng.random() < 0.25 and runner.scheduler.num_waiting < 40:
@@ -245,7 +245,7 @@ def test_random_loads_lose_no_token_and_starve_no_sequence(seed):
                 runner.scheduler.remove(seq)
                 cancelled.add(seq.seq_id)
         runner.turn()
-        admitted += [n for n, seq in runner.live.items() if seq.admitted_s and n not in admitted]
+        admitted.update((n, None) for n, seq in runner.live.items() if seq.admitted_s)
     runner.finish()
     assert runner.num_yields > 3
     ended = Counter(runner.ended)

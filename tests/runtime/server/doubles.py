@@ -6,6 +6,7 @@ Import it as ``phloem.tests.runtime.server.doubles``. Binds loopback only, on po
 import asyncio
 import contextlib
 import itertools
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -142,18 +143,51 @@ def failing(
     return script
 
 
+class _Server(uvicorn.Server):
+    """Ends when it is told to: uvicorn's own looks for that every tenth of a second, and then waits for another."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(uvicorn.Config(app, log_level="critical", ws="none"))
+        self._is_over = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self._is_over.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Running answers have a second."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        end_s = self._loop.time() + 1.0
+        while (self.server_state.connections or self.server_state.tasks) and self._loop.time() < end_s:
+            await asyncio.sleep(0.005)
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self.lifespan.shutdown()
+
+    def end(self) -> None:
+        """For another thread."""
+        self._loop.call_soon_threadsafe(self._is_over.set)
+
+
 @contextlib.contextmanager
 def live_server(app: Any) -> Iterator[str]:
     """Run ``app`` with uvicorn on a thread; yields its address."""
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, ws="none"))
+    server = _Server(app)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
     try:
         wait_until(lambda: server.started)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.end()
         thread.join(timeout=300)
         listener.close()
 

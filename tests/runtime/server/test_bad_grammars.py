@@ -49,7 +49,7 @@ LARGE = GrammarSpec(  # seconds of compiling, most of them for patterns that its
     json.dumps(
         {
             "enum": [f"value number {i}" for i in range(100)],
-            "$defs": {f"d{i}": {"pattern": f"^v{i}[a-z]{{2,9}}(x|yz)+$"} for i in range(12_000)},
+            "$defs": {f"d{i}": {"pattern": f"^v{i}[a-z]{{2,9}}(x|yz)+$"} for i in range(6_000)},
         }
     ),
 )

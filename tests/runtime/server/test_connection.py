@@ -5,7 +5,6 @@ import json
 import socket
 import threading
 
-import pytest
 from phloem.runtime.config import ConnectionLimits
 from phloem.runtime.server.app import create_app, run_app
 from phloem.runtime.server.listener import listen
@@ -69,41 +68,43 @@ def error_of(answer: bytes) -> dict[str, object]:
     return json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
 
 
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (b"", b""),
-        (b"POST /v1/comp", b"408"),
-        (HEADERS, b"408"),
-        (HEADERS + b"content-length: 100\r\n\r\n", b"408"),
-        (HEADERS + b"content-length: 100\r\n\r\n{", b"408"),
-        (HEADERS + b"transfer-encoding: chunked\r\n\r\n5\r\n{", b"408"),
-    ],
-)
-def test_a_half_sent_request_is_ended(sent, status):
+HALVES = {
+    b"": b"",
+    b"POST /v1/comp": b"408",
+    HEADERS: b"408",
+    HEADERS + b"content-length: 100\r\n\r\n": b"408",
+    HEADERS + b"content-length: 100\r\n\r\n{": b"408",
+    HEADERS + b"transfer-encoding: chunked\r\n\r\n5\r\n{": b"408",
+}
+
+
+def test_half_sent_requests_are_ended():
     """Half-sent headers and bodies were still open after 37 seconds."""
     with limited(QUICK) as connect:
-        connection = connect()
-        connection.sendall(sent)
-        answer = rest(connection)
-        assert answer[9:12] == status
-        if status:
-            error = error_of(answer)
-            assert error["code"] == "request_timeout" and "within 0.3 seconds" in error["message"]
+        connections = [connect() for _ in HALVES]
+        for connection, sent in zip(connections, HALVES, strict=True):
+            connection.sendall(sent)
+        for connection, (sent, status) in zip(connections, HALVES.items(), strict=True):
+            answer = rest(connection)
+            assert answer[9:12] == status, sent
+            if status:
+                error = error_of(answer)
+                assert error["code"] == "request_timeout" and "within 0.3 seconds" in error["message"], sent
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", HEADERS + b"content-length: 100\r\n\r\n{"])
-def test_a_server_that_stops_waits_for_no_half_sent_request(sent, monkeypatch):
+def test_a_server_that_stops_waits_for_no_half_sent_request(monkeypatch):
     """The time for running answers is long here, and no answer runs."""
     monkeypatch.setattr("phloem.runtime.server.app.GRACE_S", 10_000)
+    halves = [b"", b"POST /v1/comp", HEADERS + b"content-length: 100\r\n\r\n{"]
     with limited(PATIENT) as connect:
-        connection = connect()
-        ask_whether_it_lives(connection)
-        connection.sendall(sent)
+        connections = [connect() for _ in halves]
+        for connection, sent in zip(connections, halves, strict=True):
+            ask_whether_it_lives(connection)
+            connection.sendall(sent)
         ask_whether_it_lives(connect())  # so what was sent before has been read
         connect.stop()
-        answer = rest(connection)
-        assert answer[9:12] == (b"503" if sent.startswith(HEADERS) else b"")
+        for connection, sent in zip(connections, halves, strict=True):
+            assert rest(connection)[9:12] == (b"503" if sent.startswith(HEADERS) else b""), sent
 
 
 def test_a_request_that_dribbles_is_ended_however_many_pieces_come():
@@ -209,15 +210,13 @@ def test_a_connection_that_is_being_cut_is_no_error_of_the_loop():
         ask_whether_it_lives(connect())
 
 
-@pytest.mark.parametrize(
-    "sent", [b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/9\r\n\r\n"]
-)
-def test_what_is_no_http_is_answered_with_an_error_and_an_id(sent):
+def test_what_is_no_http_is_answered_with_an_error_and_an_id():
     """It was a plain text without an id."""
     with limited(PATIENT) as connect:
-        connection = connect()
-        connection.sendall(sent)
-        connection.shutdown(socket.SHUT_WR)
-        answer = rest(connection)
-        assert answer.startswith(b"HTTP/1.1 400 ") and b"x-request-id: " in answer, answer
-        assert error_of(answer)["code"] == "invalid_http"
+        for sent in (b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/9\r\n\r\n"):
+            connection = connect()
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            answer = rest(connection)
+            assert answer.startswith(b"HTTP/1.1 400 ") and b"x-request-id: " in answer, answer
+            assert error_of(answer)["code"] == "invalid_http"

@@ -99,21 +99,6 @@ def test_a_signal_while_the_model_loads_leaves_no_process_behind(tiny_model_path
         wait_until(lambda: not any(map(is_alive, engines)))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the engines in /proc, which only Linux has")
-def test_a_signal_ends_server_and_engine_and_running_answers_get_their_time(tiny_model_path):
-    with process(tiny_model_path) as started:
-        url = address(started)
-        engines = children(started.pid)
-        body = {"messages": HELLO, "max_tokens": 60, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=300) as response:
-            chunks = response.iter_raw()
-            next(chunks)
-            started.send_signal(signal.SIGINT)
-            assert b"".join(chunks).endswith(b"data: [DONE]\n\n")
-        assert started.wait(timeout=300) == 0
-        wait_until(lambda: not any(map(is_alive, engines)))
-
-
 def test_tenants_see_no_prefix_of_each_other_and_sighup_reads_the_keys_again(tiny_model_path, tmp_path):
     path, keys = tmp_path / "keys.toml", {name: new_key() for name in ("garden", "kitchen", "cellar", "late")}
     rows = {name: f'[tenants.{name}]\nkeys = ["{hash_of(key)}"]\n' for name, key in keys.items()}
@@ -218,7 +203,10 @@ def test_an_engine_that_dies_or_hangs_costs_a_pause_until_it_does_so_too_often(t
         assert "was lost again after 2 restarts within 600 s" in said and "SIGKILL" in said
 
 
-def test_two_replicas_serve_on_when_one_is_killed(tiny_model_path, capsys):
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the engines in /proc, which only Linux has")
+def test_two_replicas_serve_on_when_one_is_killed_and_a_signal_ends_all_once_running_answers_are_over(
+    tiny_model_path, capsys
+):
     command = ["serve", str(tiny_model_path), "--port", "0", "--replicas", "2", "--num-threads", "1"]
     with running([sys.executable, "-m", "phloem", *command]) as started:
         url = address(started).split(" at ")[1].split(",")[0]
@@ -231,8 +219,16 @@ def test_two_replicas_serve_on_when_one_is_killed(tiny_model_path, capsys):
         assert cli.main(["top", url, "--once"]) == 0
         shown = capsys.readouterr().out
         assert "of 2 replicas ready" in shown and "SIGKILL" in shown
-        started.send_signal(signal.SIGTERM)
+        engines = children(started.pid)
+        body = {"messages": HELLO, "max_tokens": 60, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=300) as response:
+            chunks = response.iter_raw()
+            next(chunks)
+            started.send_signal(signal.SIGINT)
+            assert b"".join(chunks).endswith(b"data: [DONE]\n\n")
         assert started.wait(timeout=300) == 0
+        assert engines
+        wait_until(lambda: not any(map(is_alive, engines)))
 
 
 @pytest.mark.model

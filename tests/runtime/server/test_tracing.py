@@ -346,7 +346,7 @@ def test_spans_arrive_at_the_collector_of_the_environment(
             pass
 
     collector = HTTPServer(("127.0.0.1", 0), Collector)
-    thread = threading.Thread(target=collector.serve_forever)
+    thread = threading.Thread(target=collector.serve_forever, args=(0.01,))
     thread.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")

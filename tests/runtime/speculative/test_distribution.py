@@ -13,7 +13,7 @@ from phloem.runtime.executor import Executor, SampleRow
 from phloem.runtime.scheduler import Draft
 
 V = 12
-NUM_TEXTS = 100_000
+NUM_TEXTS = 60_000
 LENGTH = 3  # tokens of a text
 P = SamplingParams
 
