@@ -393,7 +393,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(
-    max_examples=160,
+    max_examples=130,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
