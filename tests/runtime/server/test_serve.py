@@ -73,7 +73,10 @@ def children(pid: int) -> list[int]:
 
 def is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        if sys.platform == "linux":
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        os.kill(pid, 0)
+        return True
     return False
 
 
@@ -203,7 +206,6 @@ def test_an_engine_that_dies_or_hangs_costs_a_pause_until_it_does_so_too_often(t
         assert "was lost again after 2 restarts within 600 s" in said and "SIGKILL" in said
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the engines in /proc, which only Linux has")
 def test_two_replicas_serve_on_when_one_is_killed_and_a_signal_ends_all_once_running_answers_are_over(
     tiny_model_path, capsys
 ):
@@ -219,7 +221,8 @@ def test_two_replicas_serve_on_when_one_is_killed_and_a_signal_ends_all_once_run
         assert cli.main(["top", url, "--once"]) == 0
         shown = capsys.readouterr().out
         assert "of 2 replicas ready" in shown and "SIGKILL" in shown
-        engines = children(started.pid)
+        # On Linux also an engine that is still starting in place of the killed one.
+        engines = children(started.pid) if sys.platform == "linux" else [page["replicas"][0]["pid"]]
         body = {"messages": HELLO, "max_tokens": 60, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=300) as response:
             chunks = response.iter_raw()
