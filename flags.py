@@ -46,7 +46,7 @@ ENGINE_HELP = {
     "max_draft": "most draft tokens of one sequence in a step",
     "draft_model": "a smaller model that drafts too; self:N is N of the model's layers",
     "draft_adapters": "the draft model's own adapter for texts with that adapter of the model; may be repeated",
-    "cuda_graphs": "on a GPU, auto runs decode steps as CUDA graphs",
+    "cuda_graphs": "on a GPU, auto runs steps of up to 2,048 tokens as CUDA graphs",
     "overlap": "on a GPU, auto does the host work of a step while the GPU computes the next",
     "gpu_memory_fraction": "share of a GPU's memory that the engine may take",
     "seed": "sampling seed of requests without one",

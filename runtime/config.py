@@ -36,8 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     sequence that ended last and no tree, to compare. ``cache_events_url``: a PUB socket that publishes stored and
     evicted prefixes. ``eviction``: which cached prefix is evicted first. ``order``: which waiting sequence runs
     first; among the first ``match_window`` of them, the one with most cached tokens. ``tenant_weights``: each
-    tenant's share, by default 1. On a GPU, ``cuda_graphs`` runs decode steps as CUDA graphs and ``overlap`` runs a
-    step's host work while the device computes the next step; neither changes an answer. ``gpu_memory_fraction``: the
+    tenant's share, by default 1. On a GPU, ``cuda_graphs`` runs all but large steps as CUDA graphs and ``overlap`` runs
+    a step's host work while the device computes the next step; neither changes an answer. ``gpu_memory_fraction``: the
     engine's part of the GPU's memory; slots fill what weights and steps leave. ``grammar_engine``: the compiler of
     grammars; the other two are extras and support fewer grammars.
     ``cpu_isa``: the instruction set of the CPU kernels, ``auto`` the best one; another is for comparisons.
