@@ -23,6 +23,9 @@ PRIVATE_SCHEMA_BYTES = 256 << 10
 PRIVATE_BYTES = 16 << 10  # of other kinds of grammar
 # More properties than one are counted.
 COUNTS_NAMES = re.compile(r'"minProperties"\s*:(?!\s*[01]\s*[,}])')
+# Conditions on properties that a schema may be to break, and of these the ones that a value may keep or break.
+CONDITIONS = re.compile(r'"(max|pattern)Properties"|"(additional|unevaluated)Properties"\s*:\s*\{')
+VALUE_CONDITIONS = ("patternProperties", "additionalProperties", "unevaluatedProperties")
 NEGATING = frozenset(("not", "oneOf", "if", "contains"))
 # A reference to a meta-schema, or a meta-schema: these ask for unique items.
 REFERS_TO_STANDARD = re.compile(r'"\$?(ref|id|dynamicRef|recursiveRef)"\s*:\s*"https?:\\?/\\?/json-schema\.org')
@@ -176,18 +179,20 @@ def _reads_items(spec: GrammarSpec) -> bool:
     if '"uniqueItems"' in text or COUNTS_NAMES.search(text) or REFERS_TO_STANDARD.search(text):
         return True
     try:
-        return '"maxProperties"' in text and _may_negate_counts(json.loads(text))
+        return CONDITIONS.search(text) is not None and _may_negate_conditions(json.loads(text))
     except (ValueError, RecursionError):
         return False  # as the compilation will tell
 
 
-def _may_negate_counts(value: object, is_negated: bool = False) -> bool:
-    """Whether a ``maxProperties`` in a schema may stand for more properties than that."""
+def _may_negate_conditions(value: object, is_negated: bool = False) -> bool:
+    """Whether a schema may ask for more properties than ``maxProperties``, or for one whose value is wrong."""
     if isinstance(value, dict):
         if is_negated and not value.keys().isdisjoint(("maxProperties", "$ref")):
             return True
-        return any(_may_negate_counts(inner, is_negated or key in NEGATING) for key, inner in value.items())
-    return isinstance(value, list) and any(_may_negate_counts(inner, is_negated) for inner in value)
+        if is_negated and any(isinstance(value.get(key), dict) and value[key] for key in VALUE_CONDITIONS):
+            return True
+        return any(_may_negate_conditions(inner, is_negated or key in NEGATING) for key, inner in value.items())
+    return isinstance(value, list) and any(_may_negate_conditions(inner, is_negated) for inner in value)
 
 
 def compiler_of(vocabulary: Vocabulary) -> Compiler:

@@ -1322,11 +1322,14 @@ class Expressions:
 
     def counted(self, expr: int) -> tuple[int, int, int | None] | None:
         """As ``length_bound``, where counting decides: a text that has begun can be completed exactly if the
-        ``shortest`` text of what may follow fits. None where that is not known."""
+        ``shortest`` text of what may follow fits. None where that is not known, or where states count characters in any
+        case."""
         found = self.length_bound(expr)
         if found is None:
             return self._padded(expr)
         inner, low, high = found
+        if self._counts_characters(inner):
+            return None
         shortest = self.shortest(inner)
         if shortest is None:
             return None
@@ -1338,6 +1341,16 @@ class Expressions:
             inner = self.intersect(inner, self.repeat(self.any_char, low, None))
             return None if self.shortest(inner) is None else (inner, 0, high)
         return inner, low, high
+
+    def _counts_characters(self, expr: int) -> bool:
+        """Whether it has a state for each number of characters: of a large bound beside others, or of a negated one."""
+        return not self.is_plain[expr] and self._bounds_length(expr)
+
+    def _bounds_length(self, expr: int) -> bool:
+        node = self.nodes[expr]
+        if node[0] == "rep":
+            return node[1] == self.any_char and max(node[2], node[3] or 0) > MAX_COUNTED_BY_STATES
+        return node[0] in ("and", "or", "not") and any(map(self._bounds_length, node[1:]))
 
     def _padded(self, expr: int) -> tuple[int, int, int | None] | None:
         """``counted`` for alternatives with different upper bounds, of which counting decides at least one."""
@@ -1353,7 +1366,7 @@ class Expressions:
                 inner = self.intersect(inner, self.repeat(self.any_char, low, None))
             if high is None:
                 high = self.longest(inner) if self.is_plain[inner] else NO_TEXT
-            if self.shortest(inner) is None:
+            if self.shortest(inner) is None or self._counts_characters(inner):
                 return None
             parts.append((inner, high))
         most = max((bound for _, bound in parts if bound < NO_TEXT), default=NO_TEXT)
@@ -1466,16 +1479,6 @@ class Expressions:
     def is_subset(self, left: int, right: int) -> bool:
         return not self.is_nonempty(self.intersect(left, self.complement(right)))
 
-    def texts_of(self, expr: int) -> list[bytes]:
-        """The texts of a finite language, shortest first."""
-        found: list[bytes] = []
-        todo = [(b"", expr)] if self.is_nonempty(expr) else []
-        for text, rest in todo:
-            if self.nullable[rest]:
-                found.append(text)
-            todo += [(text + bytes([b]), to) for low, high, to in self.steps(rest) for b in range(low, high)]
-        return found
-
     def num_texts(self, expr: int, most: int) -> int:
         """How many texts are in the language, counted up to ``most``."""
         total = 0
@@ -1492,15 +1495,14 @@ class Expressions:
         return min(total, most)
 
     def texts(self, expr: int) -> list[bytes]:
-        """The texts of a finite language."""
+        """The texts of a finite language, shortest first."""
         found: list[bytes] = []
-        todo = [(expr, b"")] if self.is_nonempty(expr) else []
-        while todo:
-            rest, text = todo.pop()
+        todo = [(b"", expr)] if self.is_nonempty(expr) else []
+        for text, rest in todo:
             if self.nullable[rest]:
                 found.append(text)
-            steps = [(byte, to) for lo, hi, to in self.steps(rest) for byte in range(lo, hi)]
-            todo += [(to, text + bytes([byte])) for byte, to in reversed(steps) if self.available >> byte & 1]
+            steps = ((byte, to) for lo, hi, to in self.steps(rest) for byte in range(lo, hi))
+            todo += [(text + bytes([byte]), to) for byte, to in steps if self.available >> byte & 1]
         return found
 
 

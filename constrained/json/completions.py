@@ -387,9 +387,10 @@ class Completions:
         return total()
 
     def num_distinct(self, context: ObjectContext) -> int:
-        """How many names from here on have to differ, because properties are counted and names that are not listed may
-        come; 0 on machines that do not compare names."""
+        """How many names from here on have to differ, where names that are not listed may come; where all of them have
+        to, 2: this one and the next. 0 on machines that do not compare names."""
         found = self.properties.num_counted(context.formulas) if self.values.machine.compares_names else 0
+        found = max(found, 2 * context.partition.all_differ)
         plain = self._plain(context.partition, context.formulas[0]) if found else None
         return found if plain is None or self._possible_of(context.partition, plain.rules)[1] else 0
 

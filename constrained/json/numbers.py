@@ -95,7 +95,7 @@ class Numbers:
         elif expr not in (self.any, self.integer, self.plain, self.plain_integer, self.pointless_integer):
             distinct = ex.intersect(expr, self.distinct)
             if 0 < ex.num_texts(distinct, MAX_LISTED + 1) <= MAX_LISTED:
-                values = [Decimal(text.decode()) for text in ex.texts_of(distinct)]
+                values = [Decimal(text.decode()) for text in ex.texts(distinct)]
                 if ex.is_subset(expr, self.equal_to_any(values)):
                     found = tuple(values)
         self._listed[expr] = found

@@ -8,8 +8,9 @@ The leaves speak of the properties still to come:
 
 Property names fall into *classes*, which are ints: 1..n are the n listed names; n + m (m >= 1) are the other names that
 match just the patterns whose bits are set in m; 0 are the names that are not listed and match no pattern. No listed
-name is written twice. Other names may be, save where properties are counted: there the machine compares them, and each
-class has as many names as are needed, since those of smaller classes are listed.
+name is written twice. Other names may be, save where properties are counted, or where a value may be what an object is
+to have wrong, since the last value of a name is the one that counts. There the machine compares names, and each class
+has as many names as are needed, since those of smaller classes are listed.
 """
 
 from collections.abc import Callable, Iterable, Set
@@ -25,6 +26,7 @@ MAX_PATTERNS = 40
 ASKS_FOR_MORE = ("has", "minp")  # leaves that an object's end leaves unfulfilled
 MAX_CLASSES = 64  # of names, by the patterns that they match
 MAX_LISTED = 10_000  # names of a class that are listed because it has too few
+FEW_NAMES = 64  # classes with no more are listed where all names of an object have to differ
 
 
 class Rule(NamedTuple):
@@ -46,6 +48,7 @@ class NamePartition:
     names: tuple[str, ...]
     patterns: tuple[int, ...]
     index: dict[str, int]
+    all_differ: bool  # also names that are not listed
 
     def name_of(self, cls: int) -> str | None:
         """The listed name that is the class; None for a class of other names."""
@@ -63,7 +66,7 @@ class Properties:
         self.rules: list[Rule] = []
         self._rule_ids: dict[tuple[object, ...], int] = {}
         self._partitions: dict[tuple[int, ...], NamePartition] = {}
-        self._equal_partitions: dict[tuple[tuple[str, ...], tuple[int, ...]], NamePartition] = {}
+        self._equal_partitions: dict[tuple[tuple[str, ...], tuple[int, ...], bool], NamePartition] = {}
         self._asks: dict[tuple[Leaf, NamePartition, int], int] = {}
         self._classes: dict[NamePartition, tuple[int, ...]] = {}
         self._asking: dict[tuple[int, NamePartition], int] = {}
@@ -128,32 +131,34 @@ class Properties:
                 f"{len(patterns)} patterns of property names apply to one object; the limit is {MAX_PATTERNS}: join "
                 "those with equal schemas by |"
             )
-        found = self._partition(tuple(names), tuple(patterns))
-        counts = bool(patterns) and self.values.machine.compares_names
-        few = self._names_of_small_classes(found, self.num_counted(formulas)) if counts else ()
-        if few:
-            found = self._partition((*names, *few), tuple(patterns))
+        compares = self.values.machine.compares_names
+        all_differ = compares and self._asks_for_wrong_values(formulas)
+        found = self._partition(tuple(names), tuple(patterns), all_differ)
+        if patterns and compares:
+            few = self._names_of_small_classes(found, max(self.num_counted(formulas), FEW_NAMES * all_differ))
+            if few:
+                found = self._partition((*names, *few), tuple(patterns), all_differ)
         self._partitions[formulas] = found
         return found
 
-    def _partition(self, names: tuple[str, ...], patterns: tuple[int, ...]) -> NamePartition:
-        found = self._equal_partitions.get((names, patterns))
+    def _partition(self, names: tuple[str, ...], patterns: tuple[int, ...], all_differ: bool) -> NamePartition:
+        found = self._equal_partitions.get((names, patterns, all_differ))
         if found is None:
-            found = NamePartition(names, patterns, {name: i for i, name in enumerate(names)})
-            self._equal_partitions[names, patterns] = found
+            found = NamePartition(names, patterns, {name: i for i, name in enumerate(names)}, all_differ)
+            self._equal_partitions[names, patterns, all_differ] = found
         return found
 
     def _names_of_small_classes(self, partition: NamePartition, least: int) -> tuple[str, ...]:
-        """The names of the classes that have fewer than ``least``."""
+        """The names of the classes that have no more than ``least``."""
         if least < 2:
             return ()
         found: list[str] = []
         for cls in self.other_classes(partition):
             names = self.other_names(partition, cls)
-            num_names = self.ex.num_texts(names, least)
+            num_names = self.ex.num_texts(names, least + 1)
             if MAX_LISTED < num_names < least:
                 raise GrammarTooComplex(f"minProperties {least:,} where a pattern has {num_names:,} names; lower it")
-            found += [text.decode() for text in self.ex.texts(names)] if num_names < least else []
+            found += [text.decode() for text in self.ex.texts(names)] if num_names <= min(least, MAX_LISTED) else []
         return tuple(found)
 
     def num_counted(self, formulas: tuple[int, ...]) -> int:
@@ -161,14 +166,26 @@ class Properties:
         observers, to be judged right."""
         found = self._counted.get(formulas)
         if found is None:
-            must, *observers = formulas
-            signed = self.formulas.polarities(must)
-            signed += [(p, sign) for p, _ in self.formulas.polarities(*observers) for sign in (True, False)]
-            leaves = [(self.formulas.nodes[p][1], sign) for p, sign in signed]
+            leaves = self._signed_leaves(formulas)
             counts = [leaf[1] for leaf, sign in leaves if leaf[0] == "minp" and sign]
             counts += [leaf[1] + 1 for leaf, sign in leaves if leaf[0] == "maxp" and not sign]
             found = self._counted[formulas] = max(counts, default=0)
         return found
+
+    def _asks_for_wrong_values(self, formulas: tuple[int, ...]) -> bool:
+        """Whether a property whose name is not listed may be the one that has to break a rule, by its value."""
+        broken = [
+            self.rules[leaf[1]] for leaf, sign in self._signed_leaves(formulas) if leaf[0] == "props" and not sign
+        ]
+        values = [f for rule in broken for f in (*[value for _, value in rule.patterns], rule.additional)]
+        return not all(f in (TRUE, FALSE) for f in values)
+
+    def _signed_leaves(self, formulas: tuple[int, ...]) -> list[tuple[Leaf, bool]]:
+        """The leaves of what must hold and of the observers, and whether they are to hold; of observers both ways."""
+        must, *observers = formulas
+        signed = self.formulas.polarities(must)
+        signed += [(p, sign) for p, _ in self.formulas.polarities(*observers) for sign in (True, False)]
+        return [(self.formulas.nodes[p][1], sign) for p, sign in signed]
 
     def other_classes(self, partition: NamePartition) -> tuple[int, ...]:
         """The classes of names that are not listed; classes without a name are left out."""

@@ -111,6 +111,9 @@ def test_a_grammar_that_cannot_be_compiled_keeps_no_machine(vocabulary: Vocabula
         ({"oneOf": [{"type": "object"}, {"type": "null"}], "maxProperties": 3}, False),
         ({"not": {"maxProperties": 3}}, True),
         ({"if": {"$ref": "#/$defs/few"}, "then": {}, "$defs": {"few": {"maxProperties": 3}}}, True),
+        ({"additionalProperties": {"type": "string"}, "oneOf": [{"additionalProperties": False}, {}]}, False),
+        ({"not": {"additionalProperties": {"type": "string"}}}, True),
+        ({"not": {"patternProperties": {"^a": {"type": "string"}, "^b": {}}}}, True),
     ],
 )
 def test_grammars_that_compare_names_have_a_machine_of_their_own(

@@ -56,6 +56,8 @@ FOUR = {"patternProperties": {"^[ab]{2}$": INTEGER}} | CLOSED
 SHORT = {"maxProperties": 2, "propertyNames": {"pattern": "^[ab]{1,2}$"}}
 TEXTS = {"type": "array", "uniqueItems": True, "items": {"type": "string"}, "minItems": 1}
 OBJECT = {"type": "object", "additionalProperties": INTEGER}
+NAMED_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+INTEGER_OR_A = {"enum": [1, 2, "a"]}
 COUNTED: list[dict[str, Any]] = [
     TWO,
     TWO | OBJECT,
@@ -76,6 +78,11 @@ COUNTED: list[dict[str, Any]] = [
     {"oneOf": [{"type": "object", "maxProperties": 1}, THREE | OBJECT]},
     OBJECT | {"if": {"maxProperties": 2}, "then": {"required": ["a"]}},
     {"anyOf": [TWO | {"patternProperties": {"^a": INTEGER}} | CLOSED, TWO | {"required": ["b"]}]},
+    {"type": "object", "not": NAMED_TEXTS},
+    {"type": "object", "not": {"patternProperties": {"^[ab]$": {"type": "string"}}}},
+    {"type": "object", "oneOf": [{"additionalProperties": INTEGER_OR_A}, {"additionalProperties": {"enum": [1, "b"]}}]},
+    {"type": "object", "if": NAMED_TEXTS, "then": {"required": ["b"]}, "else": {"maxProperties": 2}},
+    {"type": "array", "contains": NAMED_TEXTS, "maxContains": 1, "items": {"type": "object"}, "minItems": 2},
 ]
 TOKENS = [
     b'"a"', b'"a":', b' "a":', b'"ab":1', b'{"a":1,"a":', b'{"a":1,"b":', b'{"a":1,', b'{"', b',"a":', b', "a',
@@ -112,9 +119,14 @@ def tokens_of_names() -> Vocabulary:
         ({"contains": TWO, "type": "array"}, '[{"a":1,"a"', False),
         ({"type": "object", "minProperties": 1}, '{"a":1,"a":2}', True),  # the count is met
         ({"type": "object", "maxProperties": 2}, '{"a":1,"a":2}', True),
+        ({"type": "object", "not": OBJECT}, '{"a":"x","a"', False),  # the last value would count
+        ({"type": "object", "not": OBJECT}, '{"a":1,"b":"x"}', True),
+        ({"type": "object", "not": {"patternProperties": {"^a": INTEGER}}}, '{"b":1,"a1":"","b"', False),
+        ({"type": "object", "not": {"additionalProperties": False}}, '{"a":1,"a":2}', True),  # any value breaks it
+        ({"type": "object", "anyOf": [OBJECT, {"additionalProperties": {"type": "string"}}]}, '{"a":1,"a":2}', True),
     ],
 )
-def test_names_differ_where_properties_are_counted(
+def test_names_differ_where_properties_are_counted_or_a_value_has_to_be_wrong(
     vocabulary: Vocabulary, schema: dict[str, Any], text: str, valid: bool
 ) -> None:
     grammar = compile("json_schema", json.dumps(schema), vocabulary, whitespace="compact", property_order="any")
@@ -145,6 +157,15 @@ def test_the_names_of_a_small_class_are_counted(vocabulary: Vocabulary) -> None:
     many = few | {"minProperties": 20_000, "patternProperties": {"^[a-k][0-9]{3}$": INTEGER}}
     with pytest.raises(GrammarTooComplex, match="minProperties 20,000 where a pattern has 11,000 names"):
         compile("json_schema", json.dumps(many), vocabulary)
+
+
+def test_an_object_may_ask_for_all_names_of_a_class(vocabulary: Vocabulary) -> None:
+    schema = {"type": "object", "minProperties": 100, "propertyNames": {"pattern": "^[0-9]{2}$"}}
+    grammar = compile(
+        "json_schema", json.dumps(schema | {"additionalProperties": INTEGER}), vocabulary, whitespace="compact"
+    )
+    ending = grammar.endings.of(grammar.start)
+    assert ending is not None and json.loads(ending.word).keys() == {f"{n:02}" for n in range(100)}
 
 
 @pytest.mark.parametrize("at", range(len(COUNTED)))
