@@ -28,6 +28,7 @@ FULL = (1 << 256) - 1
 NO_TEXT = 1 << 30  # as a number of characters
 ANY_LENGTH = -(1 << 29)  # the padding of texts that no bound is meant for
 MAX_COUNTED_BY_STATES = 16  # of one character: a larger bound is one on the length
+MANY_STATES = 64  # of an intersection or complement whose characters are not counted: they would not recur
 MAX_SEARCHED = 2_000  # derivatives of an intersection whose shortest text is looked for
 MANY_PARTS = 1 << 30
 MOST_BEGINNINGS = 6  # parts of a language that are looked at for its texts that begin with some characters
@@ -1322,13 +1323,13 @@ class Expressions:
 
     def counted(self, expr: int) -> tuple[int, int, int | None] | None:
         """As ``length_bound``, where counting decides: a text that has begun can be completed exactly if the
-        ``shortest`` text of what may follow fits. None where that is not known, or where states count characters in any
-        case."""
+        ``shortest`` text of what may follow fits. None where that is not known, and for a language with many states,
+        which seldom recur."""
         found = self.length_bound(expr)
         if found is None:
             return self._padded(expr)
         inner, low, high = found
-        if self._counts_characters(inner):
+        if self._has_many_states(inner):
             return None
         shortest = self.shortest(inner)
         if shortest is None:
@@ -1342,15 +1343,18 @@ class Expressions:
             return None if self.shortest(inner) is None else (inner, 0, high)
         return inner, low, high
 
-    def _counts_characters(self, expr: int) -> bool:
-        """Whether it has a state for each number of characters: of a large bound beside others, or of a negated one."""
-        return not self.is_plain[expr] and self._bounds_length(expr)
-
-    def _bounds_length(self, expr: int) -> bool:
-        node = self.nodes[expr]
-        if node[0] == "rep":
-            return node[1] == self.any_char and max(node[2], node[3] or 0) > MAX_COUNTED_BY_STATES
-        return node[0] in ("and", "or", "not") and any(map(self._bounds_length, node[1:]))
+    def _has_many_states(self, expr: int) -> bool:
+        """Whether the derivatives of an expression that is not plain are many."""
+        if self.is_plain[expr]:
+            return False
+        found = [expr]
+        for at in found:
+            for _, _, to in self.moves(at):
+                if to not in found:
+                    if len(found) == MANY_STATES:
+                        return True
+                    found.append(to)
+        return False
 
     def _padded(self, expr: int) -> tuple[int, int, int | None] | None:
         """``counted`` for alternatives with different upper bounds, of which counting decides at least one."""
@@ -1366,7 +1370,7 @@ class Expressions:
                 inner = self.intersect(inner, self.repeat(self.any_char, low, None))
             if high is None:
                 high = self.longest(inner) if self.is_plain[inner] else NO_TEXT
-            if self.shortest(inner) is None or self._counts_characters(inner):
+            if self.shortest(inner) is None or self._has_many_states(inner):
                 return None
             parts.append((inner, high))
         most = max((bound for _, bound in parts if bound < NO_TEXT), default=NO_TEXT)

@@ -542,8 +542,8 @@ class Endings:
             plain = [step for step in steps if step[1] != walk.NEXT_STATE or step[2] not in machine.detours]
             if plain and len(plain) < len(steps):
                 here = self._at_least(a, b, low)
-                nearer = [  # a byte from 0xC0 on begins a character of several
-                    kind != walk.NEXT_STATE or self._at_least(to, n, low) - (byte >= 0xC0) < here
+                nearer = [  # a byte from 0xC0 on begins a character of several; 0 is not known
+                    kind != walk.NEXT_STATE or self._at_least(to, n, low) - (here > 0 and byte >= 0xC0) < here
                     for byte, kind, to, n in plain
                 ]
                 if not any(nearer):

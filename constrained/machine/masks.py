@@ -394,12 +394,15 @@ class Masks:
         """``_walk_inside`` a string of one language, by its parts, or of several. Raises NoParts."""
         machine = self.machine
         state, _, barrier = key
-        if machine.frame_filters[barrier] or (part is None and self._inside_of(state, barrier) is not None):
+        is_plain = machine.expressions.is_plain[text.expr]
+        if machine.frame_filters[barrier] or (
+            is_plain and part is None and self._inside_of(state, barrier) is not None
+        ):
             raise NoParts
         trie = self.walker.whole if part is None else part
         mask = np.zeros(self.vocabulary.num_words, np.uint32)
         needs = np.full(32 * self.vocabulary.num_words, MAX_NEED + 1, np.uint16) if text.is_counted else None
-        if needs is None and not machine.expressions.is_plain[text.expr]:
+        if needs is None and not is_plain:
             if self._prepares:
                 raise NoParts
             exits, regions = self._joint_sets.walk(self._nodes_of(part), text, mask)

@@ -304,6 +304,8 @@ def _nested(depth: int) -> dict[str, Any]:
         (_one_of(r"once-\S{1,10}$", 50, 33), 36, 100),
         ({"type": "string", "pattern": r"[\u4e00-\u9fff]{3,}"}, 11, 100),
         ({"type": "string", "pattern": r"^([^\n]{0,61}\n){2,5}$"}, 6, 100),
+        ({"type": "string", "pattern": r"^[^\n]+\n[ab]+$"}, 6, 100),
+        ({"type": "string", "pattern": r"^([aé]+\n){2}$"}, 8, 100),
         (_nested(3), 4364, 3000),
     ],
 )

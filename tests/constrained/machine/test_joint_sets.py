@@ -27,6 +27,7 @@ SCHEMAS = [
     {"oneOf": [{"maxLength": 3}, {"pattern": "é"}, {"pattern": "^[^é]{2,5}(ab){0,20}$"}]},
     {"pattern": r"^[A-Z][a-z ]+( [a-z]{1,60}){0,100}[.]$", "minLength": 100, "maxLength": 130},
     {"pattern": "^(([^x]{4}){0,9}|(é[a-z]{7}){0,5})$", "minLength": 9, "not": {"pattern": "^.{11,13}$|a{3}"}},
+    {"anyOf": [{"pattern": ".+$", "minLength": 12, "maxLength": 64}, {"maxLength": 40}]},
 ]  # fmt: skip
 
 WITHOUT_ESCAPES = "^[A-Z][a-z ]", "^(ab|a|b)"  # how these patterns begin
