@@ -178,21 +178,26 @@ def _reads_items(spec: GrammarSpec) -> bool:
     text = spec.text
     if '"uniqueItems"' in text or COUNTS_NAMES.search(text) or REFERS_TO_STANDARD.search(text):
         return True
+    if CONDITIONS.search(text) is None:
+        return False
     try:
-        return CONDITIONS.search(text) is not None and _may_negate_conditions(json.loads(text))
+        # ``unevaluatedProperties`` asks which branches of an ``anyOf`` do not hold.
+        return _may_negate_conditions(json.loads(text), is_negated='"unevaluatedProperties"' in text)
     except (ValueError, RecursionError):
         return False  # as the compilation will tell
 
 
-def _may_negate_conditions(value: object, is_negated: bool = False) -> bool:
+def _may_negate_conditions(value: object, *, is_negated: bool) -> bool:
     """Whether a schema may ask for more properties than ``maxProperties``, or for one whose value is wrong."""
     if isinstance(value, dict):
         if is_negated and not value.keys().isdisjoint(("maxProperties", "$ref")):
             return True
         if is_negated and any(isinstance(value.get(key), dict) and value[key] for key in VALUE_CONDITIONS):
             return True
-        return any(_may_negate_conditions(inner, is_negated or key in NEGATING) for key, inner in value.items())
-    return isinstance(value, list) and any(_may_negate_conditions(inner, is_negated) for inner in value)
+        return any(
+            _may_negate_conditions(inner, is_negated=is_negated or key in NEGATING) for key, inner in value.items()
+        )
+    return isinstance(value, list) and any(_may_negate_conditions(inner, is_negated=is_negated) for inner in value)
 
 
 def compiler_of(vocabulary: Vocabulary) -> Compiler:

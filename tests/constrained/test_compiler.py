@@ -113,6 +113,7 @@ def test_a_grammar_that_cannot_be_compiled_keeps_no_machine(vocabulary: Vocabula
         ({"if": {"$ref": "#/$defs/few"}, "then": {}, "$defs": {"few": {"maxProperties": 3}}}, True),
         ({"additionalProperties": {"type": "string"}, "oneOf": [{"additionalProperties": False}, {}]}, False),
         ({"not": {"additionalProperties": {"type": "string"}}}, True),
+        ({"anyOf": [{"patternProperties": {"^a": {"type": "string"}}}, {}], "unevaluatedProperties": False}, True),
         ({"not": {"patternProperties": {"^a": {"type": "string"}, "^b": {}}}}, True),
     ],
 )

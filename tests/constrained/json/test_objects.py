@@ -82,6 +82,11 @@ COUNTED: list[dict[str, Any]] = [
     {"type": "object", "not": {"patternProperties": {"^[ab]$": {"type": "string"}}}},
     {"type": "object", "oneOf": [{"additionalProperties": INTEGER_OR_A}, {"additionalProperties": {"enum": [1, "b"]}}]},
     {"type": "object", "if": NAMED_TEXTS, "then": {"required": ["b"]}, "else": {"maxProperties": 2}},
+    {
+        "type": "object",
+        "anyOf": [{"patternProperties": {"^a": {"type": "string"}}}, {}],
+        "unevaluatedProperties": INTEGER_OR_A,
+    },
     {"type": "array", "contains": NAMED_TEXTS, "maxContains": 1, "items": {"type": "object"}, "minItems": 2},
 ]
 TOKENS = [
