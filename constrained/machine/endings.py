@@ -9,6 +9,7 @@ tokens.
 Some choices keep a search small. They make some endings longer than the shortest, never wrong:
     the next property of an object is the first required one (``closing`` of ``Machine.add_frame``);
     a string has escapes only where nothing else leads on (``detour`` of ``Machine.add_state``);
+    a string of which ``MAX_STEPS_FOR_FEW`` places were visited has a text that its expression tells, if it tells one;
     a value has its shortest text, unless what follows depends on which text it is (``decides``): then the shortest
     text for each of the first ``FEW`` results is tried;
     items of arrays with ``uniqueItems`` are chosen one after the other, each as short as the items before it allow, and
@@ -505,6 +506,7 @@ class Endings:
         is_inside = state in told_apart  # a string: then there are no other results
         most = min(FEW, 1 << len(told_apart[state])) if is_inside else FEW
         hinted: dict[int, Leave] | None = None  # one text for each language that a string tells apart, easily found
+        begun: tuple[bytes, int, int] | None = None  # the beginning of a string: a word, a state and aux
         queue: list[_Node] = [(0, 0, b"", _AT, state, aux, within)]
         seen: dict[tuple[int, int, int], bytes] = {}
         if key in self._paused:
@@ -533,6 +535,13 @@ class Endings:
                 continue
             if leaves and len(seen) > MAX_STEPS_FOR_FEW:
                 break
+            if begun is None and not (c or decides) and self._language_of(a) is not None:
+                begun = (word, a, b)
+            elif begun is not None and len(seen) == MAX_STEPS_FOR_FEW:
+                easy = self._easy_leave(*begun, base)
+                if easy is not None:
+                    leaves[easy.result] = easy
+                    break
             self._count_steps(1)
             if a in machine.accepting:
                 heapq.heappush(queue, _node(length, word, _ENDED, ACCEPTED, 0, 0))
@@ -588,6 +597,28 @@ class Endings:
             last = self._last_step_of(word, state, aux, base)
             if last is not None and last[1] == walk.LEFT:
                 yield word.translate(_INVERTED), last[2]
+
+    def _language_of(self, state: int) -> int | None:
+        """The language of the rest of a string, where that is known."""
+        machine = self._machine
+        language = machine.strings[state >> PART_BITS].get(state)
+        if language is None and machine.counted[state]:
+            machine.settle(state)
+            text = machine.string_texts.get(state)
+            language = None if text is None else text.expr
+        return language
+
+    def _easy_leave(self, begun: bytes, state: int, aux: int, base: int) -> Leave | None:
+        """A way out of a string that has begun: a text that its expression tells, which may not be the shortest."""
+        language = self._language_of(state)
+        text = None if language is None else self._machine.expressions.some_bytes(language, MAX_BYTES)
+        if text is None:
+            return None
+        word = encode_basestring(text.decode(errors="ignore"))[1:].encode()
+        last = self._last_step_of(word, state, aux, base)
+        if last is None or last[1] != walk.LEFT:
+            return None
+        return Leave(len(begun) + len(word), last[2], begun + word.translate(_INVERTED))
 
     def _last_step_of(self, word: bytes, state: int, aux: int, stack: int) -> list[int] | None:
         """The step by the word's last byte, as ``walk.steps_from`` gives it; None where the grammar refuses a byte, or

@@ -306,6 +306,8 @@ def _nested(depth: int) -> dict[str, Any]:
         ({"type": "string", "pattern": r"^([^\n]{0,61}\n){2,5}$"}, 6, 100),
         ({"type": "string", "pattern": r"^[^\n]+\n[ab]+$"}, 6, 100),
         ({"type": "string", "pattern": r"^([aé]+\n){2}$"}, 8, 100),
+        ({"type": "string", "pattern": "^.{3,}€([\\s\\S]*é\\u0007+){3,}x{3}"}, 35, 400),
+        ({"type": "string", "pattern": "^(.{3}[^x]*\\u0007){3}", "not": {"pattern": "  "}, "maxLength": 40}, 29, 400),
         (_nested(3), 4364, 3000),
     ],
 )
