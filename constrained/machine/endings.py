@@ -250,7 +250,8 @@ class Endings:
         machine = self._machine
         groups, places = self._places_after(config, mask)
         if not machine.reads_items:
-            return groups, [machine.config(state, aux, machine.keep_stack(stack)) for state, aux, stack in places]
+            stacks = machine.keep_stacks([stack for _, _, stack in places])
+            return groups, [machine.config(*place[:2], stack) for place, stack in zip(places, stacks, strict=True)]
         # What follows an item depends on its text: tokens that may end one are followed one by one, of the others one
         # of each group.
         tokens = np.flatnonzero(groups >= 0)

@@ -17,7 +17,7 @@ the number of characters in a string whose length is bounded. ``reading`` is the
 
 import struct
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -722,17 +722,25 @@ class Machine:
 
     def keep_stack(self, stack: int) -> int:
         """The lasting stack equal to a stack that a compiled walk has pushed."""
+        return self.keep_stacks([stack])[0]
+
+    def keep_stacks(self, stacks: Sequence[int]) -> list[int]:
+        """``keep_stack`` of each. A lasting stack takes the place of a pushed one, so all of these are read first."""
         kept = self.num_stacks
-        if stack < kept:
-            return stack
-        frames = []
-        at = stack
-        while at >= kept:
-            frames.append(self.stack_frames[at])
-            at = self.stack_parents[at]
-        for frame in reversed(frames):
-            at = self.stack(frame, at)
-        return at
+        pushed: dict[int, tuple[int, list[int]]] = {}  # the lasting stack below each, and the frames on it from the top
+        for stack in stacks:
+            if stack not in pushed:
+                frames, at = [], stack
+                while at >= kept:
+                    frames.append(self.stack_frames[at])
+                    at = self.stack_parents[at]
+                pushed[stack] = at, frames
+        lasting: dict[int, int] = {}
+        for stack, (below, frames) in pushed.items():
+            for frame in reversed(frames):
+                below = self.stack(frame, below)
+            lasting[stack] = below
+        return [lasting[stack] for stack in stacks]
 
     def advance(self, config: int, token: int) -> int:
         """The configuration after a token; -1 if the grammar refuses it.

@@ -141,6 +141,25 @@ def test_far_from_the_limit_masks_are_those_without_it(vocabulary: Vocabulary, a
     assert not matcher.is_closed_early
 
 
+@pytest.mark.parametrize("text", [b'{"a": ["x"], "b": {"c": 1, "d": "y"}}', b'[{"a": "b", "c": [1, 2]}, "d"]'])
+def test_tokens_that_open_values_cost_what_the_text_after_them_needs(text: bytes) -> None:
+    """The first time, when none of the stacks that they push is there."""
+    cuts = {text[i:j] for i in range(len(text)) for j in range(i + 2, min(i + 5, len(text)))}
+    opening = [b' "\\', b'"}', b' "}\\', b'", "', b'", "\\', b'{\n  "', b'{ "', b"[\n\t[", b'["', b"]}", b'"}, "']
+    tokens = [*(bytes([b]) for b in range(256)), *sorted(cuts | {*opening}), b"</s>"]
+    schema = {"type": ["object", "array"], "additionalProperties": {"required": ["d"]}, "minItems": 2}
+    for end in range(len(text)):
+        vocabulary = Vocabulary(tokens, {len(tokens) - 1}, len(tokens) - 1)
+        grammar = compile("json_schema", json.dumps(schema), vocabulary)
+        matcher = grammar.matcher()
+        assert all(matcher.accept(byte) for byte in text[:end])
+        costs = grammar.endings.costs_after(matcher.state)
+        for token in reachable(matcher):
+            if token != vocabulary.eos:
+                ending = grammar.endings.of(grammar.machine.advance(matcher.state, token))
+                assert ending is not None and costs[token] == ending.num_tokens, (text[:end], tokens[token])
+
+
 def test_a_limit_below_the_shortest_text_is_refused(vocabulary: Vocabulary) -> None:
     grammar = compile("choices", '["name", "return acc"]', vocabulary)
     assert grammar.least_tokens == 1
