@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .machine import Endings, Machine, Masks, pack
+from .machine import FAR, Endings, Machine, Masks, pack
 from .rests import Needs
 from .spec import GrammarError, GrammarSpec
 from .tables import PART_BITS
@@ -43,10 +43,14 @@ class CompiledGrammar:
     @property
     def margin(self) -> int:
         """The most tokens that one token is taken to add to what a text needs to end: ``MARGIN`` and those of the
-        shortest text, or all that a text may need.
+        shortest text, or what a first token asks for, where that is more and known, or all that a text may need.
         """
-        usual = MARGIN + (self.least_tokens or 0)
-        return usual if self.most_needed is None else min(usual, self.most_needed)
+        least, most = self.least_tokens, self.most_needed
+        usual = MARGIN + (least or 0)
+        if least is not None and (most is None or most > usual):
+            first = self.endings.most_after(self.start)
+            usual = max(usual, first if first < FAR else 0)
+        return usual if most is None else min(usual, most)
 
     @property
     def most_needed(self) -> int | None:

@@ -4,7 +4,7 @@ Builders of grammars add states and frames to a ``Machine``; ``Masks`` makes the
 """
 
 from .agreement import key_of, known_value
-from .endings import Endings, pack
+from .endings import FAR, Endings, pack
 from .item_texts import ItemReader, Seen
 from .machine import MASK_WORK, Fill, Machine
 from .masks import Masks
@@ -17,6 +17,7 @@ from .white_space import COMPACT, FLEXIBLE, ONE_SPACE, indent, new_line
 __all__ = [
     "COMPACT",
     "DEAD_STATE",
+    "FAR",
     "FLEXIBLE",
     "MASK_WORK",
     "MAX_NEED",

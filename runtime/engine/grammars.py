@@ -99,7 +99,7 @@ class Grammars:
         if peer is not None:
             return cast(constrained.CompiledGrammar, compile_with(peer, spec, vocabulary))
         grammar = constrained.compile(spec.kind, spec.text, vocabulary, **spec.options)
-        _ = grammar.least_tokens, grammar.most_needed  # found here, so that no step has to wait for them
+        _ = grammar.margin  # what endings need is found here, so that no step has to wait for it
         return grammar
 
     def wait_until_ready(self) -> None:

@@ -160,6 +160,18 @@ def test_tokens_that_open_values_cost_what_the_text_after_them_needs(text: bytes
                 assert ending is not None and costs[token] == ending.num_tokens, (text[:end], tokens[token])
 
 
+def test_a_first_token_that_asks_for_much_is_looked_at_from_the_start(vocabulary: Vocabulary) -> None:
+    """A number would do, and an object needs more tokens than one token usually adds."""
+    names = [f"property {n} of the whole" for n in range(9)]
+    schema = {"type": ["object", "integer"], "properties": {n: {"type": "string"} for n in names}, "required": names}
+    grammar = compile("json_schema", json.dumps(schema), vocabulary)
+    ending = grammar.endings.of(grammar.machine.advance(grammar.start, ord("{")))
+    assert grammar.least_tokens == 1 and ending is not None and ending.num_tokens > 100
+    for most, allowed in ((80, False), (ending.num_tokens, False), (ending.num_tokens + 1, True)):
+        matcher = grammar.matcher(max_tokens=most)
+        assert is_set(matcher.mask(), ord("{")) == allowed and is_set(matcher.mask(), ord("1"))
+
+
 def test_a_limit_below_the_shortest_text_is_refused(vocabulary: Vocabulary) -> None:
     grammar = compile("choices", '["name", "return acc"]', vocabulary)
     assert grammar.least_tokens == 1
