@@ -251,7 +251,9 @@ class Endings:
         groups, places = self._places_after(config, mask)
         if not machine.reads_items:
             stacks = machine.keep_stacks([stack for _, _, stack in places])
-            return groups, [machine.config(*place[:2], stack) for place, stack in zip(places, stacks, strict=True)]
+            return groups, [
+                machine.config(state, aux, stack) for (state, aux, _), stack in zip(places, stacks, strict=True)
+            ]
         # What follows an item depends on its text: tokens that may end one are followed one by one, of the others one
         # of each group.
         tokens = np.flatnonzero(groups >= 0)
