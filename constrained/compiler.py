@@ -23,7 +23,7 @@ PRIVATE_SCHEMA_BYTES = 256 << 10
 PRIVATE_BYTES = 16 << 10  # of other kinds of grammar
 # More properties than one are counted.
 COUNTS_NAMES = re.compile(r'"minProperties"\s*:(?!\s*[01]\s*[,}])')
-# Conditions on properties that a schema may be to break, and of these the ones that a value may keep or break.
+# Negated, ``maxProperties`` asks for many properties, and ``VALUE_CONDITIONS`` for one whose value is wrong.
 CONDITIONS = re.compile(r'"(max|pattern)Properties"|"(additional|unevaluated)Properties"\s*:\s*\{')
 VALUE_CONDITIONS = ("patternProperties", "additionalProperties", "unevaluatedProperties")
 NEGATING = frozenset(("not", "oneOf", "if", "contains"))

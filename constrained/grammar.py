@@ -43,7 +43,7 @@ class CompiledGrammar:
     @property
     def margin(self) -> int:
         """The most tokens that one token is taken to add to what a text needs to end: ``MARGIN`` and those of the
-        shortest text, or what a first token asks for, where that is more and known, or all that a text may need.
+        shortest text; if a first token needs more after it, and that is known, so many; never more than any text needs.
         """
         least, most = self.least_tokens, self.most_needed
         usual = MARGIN + (least or 0)

@@ -8,9 +8,9 @@ The leaves speak of the properties still to come:
 
 Property names fall into *classes*, which are ints: 1..n are the n listed names; n + m (m >= 1) are the other names that
 match just the patterns whose bits are set in m; 0 are the names that are not listed and match no pattern. No listed
-name is written twice. Other names may be, save where properties are counted, or where a value may be what an object is
-to have wrong, since the last value of a name is the one that counts. There the machine compares names, and each class
-has as many names as are needed, since those of smaller classes are listed.
+name is written twice. Other names may be, save where properties are counted, or where an object may have to hold a
+value that breaks a rule: a later property of the same name would replace that value. There the machine compares names,
+and each class has as many names as are needed, since those of smaller classes are listed.
 """
 
 from collections.abc import Callable, Iterable, Set
@@ -48,7 +48,7 @@ class NamePartition:
     names: tuple[str, ...]
     patterns: tuple[int, ...]
     index: dict[str, int]
-    all_differ: bool  # also names that are not listed
+    all_differ: bool  # no name comes twice, whether it is listed or not
 
     def name_of(self, cls: int) -> str | None:
         """The listed name that is the class; None for a class of other names."""

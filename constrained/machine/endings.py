@@ -9,7 +9,7 @@ tokens.
 Some choices keep a search small. They make some endings longer than the shortest, never wrong:
     the next property of an object is the first required one (``closing`` of ``Machine.add_frame``);
     a string has escapes only where nothing else leads on (``detour`` of ``Machine.add_state``);
-    a string of which ``MAX_STEPS_FOR_FEW`` places were visited has a text that its expression tells, if it tells one;
+    after ``MAX_STEPS_FOR_FEW`` places a string gets a text that its expression tells, if it tells one;
     a value has its shortest text, unless what follows depends on which text it is (``decides``): then the shortest
     text for each of the first ``FEW`` results is tried;
     items of arrays with ``uniqueItems`` are chosen one after the other, each as short as the items before it allow, and
@@ -509,7 +509,10 @@ class Endings:
         is_inside = state in told_apart  # a string: then there are no other results
         most = min(FEW, 1 << len(told_apart[state])) if is_inside else FEW
         hinted: dict[int, Leave] | None = None  # one text for each language that a string tells apart, easily found
-        begun: tuple[bytes, int, int] | None = None  # the beginning of a string: a word, a state and aux
+        begun: tuple[bytes, int, int, int] | None = (
+            None  # of a string: the word so far, state, aux, language of the rest
+        )
+        was_told = False  # whether the string's expression was asked
         queue: list[_Node] = [(0, 0, b"", _AT, state, aux, within)]
         seen: dict[tuple[int, int, int], bytes] = {}
         if key in self._paused:
@@ -538,12 +541,14 @@ class Endings:
                 continue
             if leaves and len(seen) > MAX_STEPS_FOR_FEW:
                 break
-            if begun is None and not (c or decides) and self._language_of(a) is not None:
-                begun = (word, a, b)
-            elif begun is not None and len(seen) == MAX_STEPS_FOR_FEW:
-                easy = self._easy_leave(*begun, base)
-                if easy is not None:
-                    leaves[easy.result] = easy
+            if begun is None and not (c or decides) and (language := self._language_of(a)) is not None:
+                begun = word, a, b, language
+            elif begun is not None and not was_told and len(seen) >= MAX_STEPS_FOR_FEW:
+                was_told = True
+                before, inside, count, language = begun
+                for told, result in self._told_by_hints((language,), inside, count, base, MAX_BYTES):
+                    leaves[result] = Leave(len(before) + len(told), result, before + told)
+                if leaves:
                     break
             self._count_steps(1)
             if a in machine.accepting:
@@ -554,7 +559,7 @@ class Endings:
             plain = [step for step in steps if step[1] != walk.NEXT_STATE or step[2] not in machine.detours]
             if plain and len(plain) < len(steps):
                 here = self._at_least(a, b, low)
-                nearer = [  # a byte from 0xC0 on begins a character of several; 0 is not known
+                nearer = [  # a byte from 0xC0 on begins a character of several; of 0 nothing is known
                     kind != walk.NEXT_STATE or self._at_least(to, n, low) - (here > 0 and byte >= 0xC0) < here
                     for byte, kind, to, n in plain
                 ]
@@ -576,7 +581,7 @@ class Endings:
                     self._begin_name(queue, further, to, more, base)
                 else:
                     heapq.heappush(queue, _node(length + 2, further, _INSIDE, to, more, 1))
-        if leaves and not decides:  # what is shortest from the beginning is shortest from each place on its way
+        if leaves and not decides:  # what ends the text from the beginning ends it from each place on its way
             (leave,) = leaves.values()
             for place, before in seen.items():
                 if leave.word.startswith(before):
@@ -589,11 +594,14 @@ class Endings:
             leaves = hinted | leaves
         return tuple(sorted(leaves.values(), key=lambda leave: leave.length))
 
-    def _told_by_hints(self, hints: tuple[int, ...], state: int, aux: int, base: int) -> Iterator[tuple[bytes, int]]:
-        """Words, inverted, that lead out of a string, with their results: of the languages that are told apart."""
+    def _told_by_hints(
+        self, hints: tuple[int, ...], state: int, aux: int, base: int, most: int = MAX_HINTED
+    ) -> Iterator[tuple[bytes, int]]:
+        """Words, inverted, that lead out of a string, with their results: texts of ``hints``, languages, of at most
+        ``most`` bytes. They may not be the shortest."""
         machine = self._machine
         for expr in hints:
-            text = machine.expressions.some_bytes(expr, MAX_HINTED)
+            text = machine.expressions.some_bytes(expr, most)
             if text is None:
                 continue
             word = encode_basestring(text.decode(errors="ignore"))[1:].encode()
@@ -610,18 +618,6 @@ class Endings:
             text = machine.string_texts.get(state)
             language = None if text is None else text.expr
         return language
-
-    def _easy_leave(self, begun: bytes, state: int, aux: int, base: int) -> Leave | None:
-        """A way out of a string that has begun: a text that its expression tells, which may not be the shortest."""
-        language = self._language_of(state)
-        text = None if language is None else self._machine.expressions.some_bytes(language, MAX_BYTES)
-        if text is None:
-            return None
-        word = encode_basestring(text.decode(errors="ignore"))[1:].encode()
-        last = self._last_step_of(word, state, aux, base)
-        if last is None or last[1] != walk.LEFT:
-            return None
-        return Leave(len(begun) + len(word), last[2], begun + word.translate(_INVERTED))
 
     def _last_step_of(self, word: bytes, state: int, aux: int, stack: int) -> list[int] | None:
         """The step by the word's last byte, as ``walk.steps_from`` gives it; None where the grammar refuses a byte, or

@@ -722,7 +722,7 @@ class Machine:
 
     def keep_stack(self, stack: int) -> int:
         """The lasting stack equal to a stack that a compiled walk has pushed."""
-        return self.keep_stacks([stack])[0]
+        return stack if stack < self.num_stacks else self.keep_stacks([stack])[0]
 
     def keep_stacks(self, stacks: Sequence[int]) -> list[int]:
         """``keep_stack`` of each. A lasting stack takes the place of a pushed one, so all of these are read first."""
