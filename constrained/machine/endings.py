@@ -546,8 +546,8 @@ class Endings:
             elif begun is not None and not was_told and len(seen) >= MAX_STEPS_FOR_FEW:
                 was_told = True
                 before, inside, count, language = begun
-                for told, result in self._told_by_hints((language,), inside, count, base, MAX_BYTES):
-                    leaves[result] = Leave(len(before) + len(told), result, before + told)
+                for ending, result in self._told_by_hints((language,), inside, count, base, MAX_BYTES):
+                    leaves[result] = Leave(len(before) + len(ending), result, before + ending)
                 if leaves:
                     break
             self._count_steps(1)
