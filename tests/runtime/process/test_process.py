@@ -219,7 +219,9 @@ def test_an_engines_numpy_asks_for_no_huge_pages_unless_the_user_says_so(
     if said is not None:
         monkeypatch.setenv("NUMPY_MADVISE_HUGEPAGE", said)
     process = PythonProcess()
-    variables = Path(f"/proc/{process.process.pid}/environ").read_text().split("\0")
+    environment = Path(f"/proc/{process.process.pid}/environ")
+    wait_until(lambda: environment.read_text() != "")  # the kernel shows none until it has started the new program
+    variables = environment.read_text().split("\0")
     process.discard()
     assert f"NUMPY_MADVISE_HUGEPAGE={said or 0}" in variables
 
