@@ -5,6 +5,7 @@ import pytest
 from phloem.constrained import GrammarError, GrammarSpec, GrammarTooComplex, Vocabulary
 from phloem.constrained.compiler import Compiler
 from phloem.constrained.json import JsonSchemas
+from phloem.constrained.json.values import Values
 from phloem.constrained.machine import Machine, Masks
 from phloem.constrained.options import option_values
 
@@ -62,6 +63,46 @@ def test_masks_within_hard_strings_and_names_are_made_while_compiling(vocabulary
     before = machine.fuel.spent
     assert grammar.masks.of(begun).any()
     assert machine.fuel.spent - before < before / 4
+
+
+KINDS = ["string", "integer", "boolean"]
+THREE = json.dumps({"properties": {kind: {"type": kind} for kind in KINDS}, "type": "object"})
+
+
+def test_the_first_rows_of_the_first_two_values_are_made_while_compiling(vocabulary: Vocabulary, monkeypatch) -> None:
+    made = 0
+    fill = Values._fill_value
+
+    def count(*given) -> None:
+        nonlocal made
+        made += 1
+        fill(*given)
+
+    monkeypatch.setattr(Values, "_fill_value", count)
+    grammar = Compiler(vocabulary).compile(GrammarSpec("json_schema", THREE))
+    assert made == 3  # the root's and two more
+    numbers = []
+    for kind in KINDS:
+        grammar.masks.of(grammar.machine.advance_bytes(grammar.start, f'{{"{kind}":'.encode()))
+        numbers.append(made)
+    assert numbers == [3, 3, 4]
+
+
+def test_a_first_value_that_takes_too_much_work_is_refused_where_a_text_gets_there(
+    vocabulary: Vocabulary, monkeypatch
+) -> None:
+    fill = Values._fill_value
+
+    def give_up(values, row, must, *given) -> None:
+        if values.kinds_of(must) == ("string",):
+            raise GrammarTooComplex("too much")
+        fill(values, row, must, *given)
+
+    monkeypatch.setattr(Values, "_fill_value", give_up)
+    grammar = Compiler(vocabulary).compile(GrammarSpec("json_schema", THREE))
+    assert grammar.masks.of(grammar.machine.advance_bytes(grammar.start, b'{"integer":')).any()
+    with pytest.raises(GrammarTooComplex, match="too much"):
+        grammar.masks.of(grammar.machine.advance_bytes(grammar.start, b'{"string":'))
 
 
 def test_a_string_that_cannot_be_followed_is_refused_with_its_place(vocabulary: Vocabulary) -> None:
