@@ -5,7 +5,7 @@ import pytest
 from phloem.constrained import GrammarError, GrammarSpec, GrammarTooComplex, Vocabulary
 from phloem.constrained.compiler import Compiler
 from phloem.constrained.json import JsonSchemas
-from phloem.constrained.json.values import Values
+from phloem.constrained.json.scalars import Scalars
 from phloem.constrained.machine import Machine, Masks
 from phloem.constrained.options import option_values
 
@@ -65,44 +65,34 @@ def test_masks_within_hard_strings_and_names_are_made_while_compiling(vocabulary
     assert machine.fuel.spent - before < before / 4
 
 
-KINDS = ["string", "integer", "boolean"]
-THREE = json.dumps({"properties": {kind: {"type": kind} for kind in KINDS}, "type": "object"})
+BOUNDS = [{}, {"minimum": 3}, {"maximum": 9}]
+NUMBERS = json.dumps({"type": "object", "properties": {f"p{i}": {"type": "number"} | b for i, b in enumerate(BOUNDS)}})
 
 
 def test_the_first_rows_of_the_first_two_values_are_made_while_compiling(vocabulary: Vocabulary, monkeypatch) -> None:
-    made = 0
-    fill = Values._fill_value
+    made: set[int] = set()
+    fill = Scalars.fill_number
 
-    def count(*given) -> None:
-        nonlocal made
-        made += 1
-        fill(*given)
+    def note(scalars: Scalars, row: np.ndarray, number: int, watched: tuple[int, ...]) -> None:
+        made.add(number)
+        fill(scalars, row, number, watched)
 
-    monkeypatch.setattr(Values, "_fill_value", count)
-    grammar = Compiler(vocabulary).compile(GrammarSpec("json_schema", THREE))
-    assert made == 3  # the root's and two more
-    numbers = []
-    for kind in KINDS:
-        grammar.masks.of(grammar.machine.advance_bytes(grammar.start, f'{{"{kind}":'.encode()))
-        numbers.append(made)
-    assert numbers == [3, 3, 4]
+    monkeypatch.setattr(Scalars, "fill_number", note)
+    Compiler(vocabulary).compile(GrammarSpec("json_schema", NUMBERS))
+    assert len(made) == 2
 
 
 def test_a_first_value_that_takes_too_much_work_is_refused_where_a_text_gets_there(
     vocabulary: Vocabulary, monkeypatch
 ) -> None:
-    fill = Values._fill_value
+    def give_up(*given) -> None:
+        raise GrammarTooComplex("too much")
 
-    def give_up(values, row, must, *given) -> None:
-        if values.kinds_of(must) == ("string",):
-            raise GrammarTooComplex("too much")
-        fill(values, row, must, *given)
-
-    monkeypatch.setattr(Values, "_fill_value", give_up)
-    grammar = Compiler(vocabulary).compile(GrammarSpec("json_schema", THREE))
-    assert grammar.masks.of(grammar.machine.advance_bytes(grammar.start, b'{"integer":')).any()
+    monkeypatch.setattr(Scalars, "fill_number", give_up)
+    grammar = Compiler(vocabulary).compile(GrammarSpec("json_schema", NUMBERS))
+    assert grammar.masks.of(grammar.start).any()
     with pytest.raises(GrammarTooComplex, match="too much"):
-        grammar.masks.of(grammar.machine.advance_bytes(grammar.start, b'{"string":'))
+        grammar.masks.of(grammar.machine.advance_bytes(grammar.start, b'{"p0":'))
 
 
 def test_a_string_that_cannot_be_followed_is_refused_with_its_place(vocabulary: Vocabulary) -> None:
