@@ -43,6 +43,7 @@ FEW = 8
 FEW_TOKENS = 64  # of a mask, each followed by itself
 MAX_HINTED = 200  # bytes of a text of a language that is told apart
 MAX_STEPS_FOR_FEW = 300
+FEWER_NEAR_LIMIT = 10  # where a tenth of the steps left is less, further results are looked for within that
 FAR = 2_048  # tokens that an ending is taken to need if it was not found
 NOT_ALLOWED = 1 << 30
 COSTS_KEPT = 64  # configurations whose costs are kept for each token
@@ -539,7 +540,7 @@ class Endings:
                 leave = known.leaves[0]
                 heapq.heappush(queue, _node(length + leave.length, word + leave.word, _ENDED, leave.result, 0, 0))
                 continue
-            if leaves and len(seen) > MAX_STEPS_FOR_FEW:
+            if leaves and len(seen) > min(MAX_STEPS_FOR_FEW, (self._last_step - self.num_steps) // FEWER_NEAR_LIMIT):
                 break
             if begun is None and not (c or decides) and (language := self._language_of(a)) is not None:
                 begun = word, a, b, language
