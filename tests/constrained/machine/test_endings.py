@@ -172,6 +172,26 @@ def test_a_first_token_that_asks_for_much_is_looked_at_from_the_start(vocabulary
         assert is_set(matcher.mask(), ord("{")) == allowed and is_set(matcher.mask(), ord("1"))
 
 
+def test_values_that_decide_between_branches_get_fewer_results_as_steps_run_out(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(name: str, num: int) -> dict[str, Any]:
+        inner = {"type": "object", "properties": {"t": {"type": "string"}, "u": {"type": ["number", "string"]}}}
+        return {"type": "object", "properties": {f"{name}{i}": inner for i in range(num)}}
+
+    def branch(name: str) -> dict[str, Any]:
+        needed = {"type": "array", "items": {"type": "object"}}
+        values = {"x": record(name, 4), "y": record(name, 3), name: needed, "w": record(name + "w", 4)}
+        return {"type": "object", "properties": values, "required": [name]}
+
+    monkeypatch.setattr("phloem.constrained.machine.endings.MAX_STEPS", 100)
+    schema = {"anyOf": [branch(name) for name in ("layers", "spec", "mark")]}
+    grammar = compile("json_schema", json.dumps(schema), vocabulary)
+    begun = b'{"x":{}'
+    ending = grammar.endings.of(grammar.machine.advance_bytes(grammar.start, begun))
+    assert ending is not None and jsonschema.Draft202012Validator(schema).is_valid(json.loads(begun + ending.word))
+
+
 def test_a_limit_below_the_shortest_text_is_refused(vocabulary: Vocabulary) -> None:
     grammar = compile("choices", '["name", "return acc"]', vocabulary)
     assert grammar.least_tokens == 1
