@@ -11,7 +11,7 @@ Some choices keep a search small. They make some endings longer than the shortes
     a string has escapes only where nothing else leads on (``detour`` of ``Machine.add_state``);
     after ``MAX_STEPS_FOR_FEW`` places a string gets a text that its expression tells, if it tells one;
     a value has its shortest text, unless what follows depends on which text it is (``decides``): then the shortest
-    text for each of the first ``FEW`` results is tried;
+    text for each of the first ``FEW`` results is tried, and for fewer of them once most steps are used;
     items of arrays with ``uniqueItems`` are chosen one after the other, each as short as the items before it allow, and
     so are names that have to differ, where those of the shortest ending do not.
 """
@@ -43,7 +43,7 @@ FEW = 8
 FEW_TOKENS = 64  # of a mask, each followed by itself
 MAX_HINTED = 200  # bytes of a text of a language that is told apart
 MAX_STEPS_FOR_FEW = 300
-FEWER_NEAR_LIMIT = 10  # where a tenth of the steps left is less, further results are looked for within that
+SHARE_FOR_FEW = 10  # further results of a value are looked for in at most a tenth as many places as steps are left
 FAR = 2_048  # tokens that an ending is taken to need if it was not found
 NOT_ALLOWED = 1 << 30
 COSTS_KEPT = 64  # configurations whose costs are kept for each token
@@ -540,7 +540,7 @@ class Endings:
                 leave = known.leaves[0]
                 heapq.heappush(queue, _node(length + leave.length, word + leave.word, _ENDED, leave.result, 0, 0))
                 continue
-            if leaves and len(seen) > min(MAX_STEPS_FOR_FEW, (self._last_step - self.num_steps) // FEWER_NEAR_LIMIT):
+            if leaves and len(seen) > min(MAX_STEPS_FOR_FEW, (self._last_step - self.num_steps) // SHARE_FOR_FEW):
                 break
             if begun is None and not (c or decides) and (language := self._language_of(a)) is not None:
                 begun = word, a, b, language
