@@ -96,7 +96,9 @@ class _PatternReader:
         self.ecma = ecma
         self.depth = 0
         self.groups: list[list[tuple[int, int, str]]] = []  # the alternatives of each group: begin, end, flags
-        # Equal parts of a pattern are read once: classes and groups by their text, and groups by how that begins.
+        # Equal parts of a pattern are read once: characters, classes and groups by their text, and groups by how that
+        # begins.
+        self._characters: dict[tuple[int, bool], Chars] = {}
         self._classes: dict[tuple[str, bool], Chars] = {}
         self._known_groups: dict[tuple[str, bool, bool], list[_Group]] = {}
 
@@ -201,8 +203,12 @@ class _PatternReader:
         return self.one(ord(c))
 
     def one(self, code: int) -> Chars:
-        ranges: Ranges = ((code, code),)
-        return Chars(fold_case(ranges) if self.ignore_case else ranges)
+        found = self._characters.get((code, self.ignore_case))
+        if found is None:
+            ranges: Ranges = ((code, code),)
+            found = Chars(fold_case(ranges) if self.ignore_case else ranges)
+            self._characters[code, self.ignore_case] = found
+        return found
 
     def known_group(self) -> Node | None:
         """The group that begins here, if one with the same text was read before."""
