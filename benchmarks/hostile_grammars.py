@@ -2,8 +2,8 @@
 
     python -m benchmarks.hostile_grammars [--data schemas.jsonl] [--save]
 
-One client streams text all the time, which seldom repeats itself: a draft that comes true is a long step of many tokens.
-Another client requests each grammar twice, and with ``--data`` all its schemas, four at a time; between two grammars the
+One client streams text that seldom repeats itself: a draft that comes true is a long step of many tokens. Another
+client requests each grammar twice, and with ``--data`` all its schemas, four at a time; between two grammars the
 stream is alone. The first row has the same requests without a grammar: what a grammar adds is the difference to it.
 Times are milliseconds between two pieces of text at the streaming client. Of the engine, the table has the tokens that
 were accepted late because of their masks, the seconds of the thread that makes masks, and the milliseconds for which
