@@ -12,7 +12,7 @@ from .lark_grammar import compile_lark
 from .machine import Endings, Machine, Masks
 from .options import option_values
 from .regex_syntax import compile_regex
-from .rests import Needs, rest_of
+from .rests import Bounds, Needs, bounds_of, rest_of
 from .spec import GRAMMAR_KINDS, GrammarError, GrammarKind, GrammarSpec, GrammarTooComplex
 from .tags import Tags, read_tags
 from .vocabulary import Vocabulary
@@ -111,36 +111,51 @@ class Compiler:
                     text = spec.text if spec.kind == "json_schema" else "true"
                     start, unchecked, needs = shop.schemas.start(text, options, shop.endings.costs_of)
                 case "structural_tags":
-                    start = self._tags(spec, shop, options, unchecked)
+                    start, needs = self._tags(spec, shop, options, unchecked)
                 case "regex":
                     start, needs = self._regex(spec, shop)
                 case "choices":
                     start, needs = self._choices(spec, shop)
                 case "ebnf":
                     with machine.lock:
-                        start = machine.start(compile_ebnf(spec.text, shop.masks, start=options["start"]), 0)
+                        parser = compile_ebnf(spec.text, shop.masks, start=options["start"])
+                        start, needs = machine.start(parser.start, 0), parser.needs
                 case _:
-                    start = machine.start(compile_lark(spec.text, shop.masks, start=options["start"]), 0)
+                    parser = compile_lark(spec.text, shop.masks, start=options["start"])
+                    start, needs = machine.start(parser.start, 0), parser.needs
             shop.masks.only_token(start)  # so that the first mask is ready when it is asked for
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
         return CompiledGrammar(spec, machine, shop.masks, shop.endings, start, tuple(unchecked), needs)
 
     @staticmethod
-    def _tags(spec: GrammarSpec, shop: Workshop, options: dict[str, str], unchecked: list[str]) -> int:
-        machine = shop.machine
+    def _tags(spec: GrammarSpec, shop: Workshop, options: dict[str, str], unchecked: list[str]) -> tuple[int, Needs]:
+        machine, ex = shop.machine, shop.machine.expressions
+        costs_of = shop.endings.costs_of
+        contents: list[Needs] = []  # of each tag
 
         def value_of(schema: str) -> int:
-            state, unenforced = shop.schemas.value(schema, options)
+            state, unenforced, needs = shop.schemas.value(schema, options, costs_of)
             unchecked.extend(unenforced)
+            contents.append(needs)
             return state
 
         def regex_of(pattern: str, where: str) -> int:
-            return compile_regex(pattern, machine.expressions, anchored=True, where=where, is_whole=False)
+            expr = compile_regex(pattern, ex, anchored=True, where=where, is_whole=False)
+            contents.append(Needs(lambda: bounds_of(rest_of(ex, expr))))
+            return expr
+
+        def bounds() -> Bounds:
+            added = 0
+            for tag, needs in zip(tags.tags, contents, strict=True):
+                _, inside, content = needs.bounds
+                around = costs_of(tag.begin.encode())[0] + costs_of(tag.end.encode())[0]
+                added = max(added, inside, content + int(around))
+            return Bounds(None, added, added)
 
         tags = read_tags(spec.text)
         with machine.lock:
-            return machine.start(Tags(tags, machine, value_of, regex_of).start, 0)
+            return machine.start(Tags(tags, machine, value_of, regex_of).start, 0), Needs(bounds)
 
     def _regex(self, spec: GrammarSpec, shop: Workshop) -> tuple[int, Needs]:
         with shop.machine.lock:
@@ -163,11 +178,8 @@ class Compiler:
         if not shop.machine.expressions.is_nonempty(expr):
             raise GrammarError(f"no text of this vocabulary's bytes matches the {spec.kind}")
 
-        def most() -> int | None:
-            rest = rest_of(shop.machine.expressions, expr)
-            return None if rest is None else rest.most  # a token for each byte
-
-        return shop.machine.start(shop.machine.text(expr), 0), Needs(most)
+        ex = shop.machine.expressions
+        return shop.machine.start(shop.machine.text(expr), 0), Needs(lambda: bounds_of(rest_of(ex, expr)))
 
 
 def _reads_items(spec: GrammarSpec) -> bool:

@@ -16,7 +16,8 @@ from itertools import pairwise
 
 from .expressions import EMPTY, NOTHING
 from .machine import Lexer, Masks
-from .productions import ContextFreeGrammar, Symbol, reduced
+from .productions import ContextFreeGrammar, Symbol, bounds_of, reduced
+from .rests import Needs
 from .spec import GrammarTooComplex
 
 Item = tuple[int, int, int]  # production, dot, origin set; OWN for the set itself
@@ -126,6 +127,7 @@ class Parser:
         masks.lazy.prepare(sorted(lexemes), self.ignored)
         start = frozenset((p, 0, OWN) for p in self.by_rule[0])
         self.start = machine.add_lazy_state(ParserState(self, ((), ()), self._make(self._set(start), ())))
+        self.needs = Needs(lambda: bounds_of(self.productions, self.ex))
 
     # -- sets -----------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ ESCAPES = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0, "b": 8}
 HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
 
 
-def compile_ebnf(text: str, masks: Masks, *, start: str = "root") -> int:
-    """The state before a text of the grammar; the caller holds the machine's lock. Raises GrammarError."""
+def compile_ebnf(text: str, masks: Masks, *, start: str = "root") -> Parser:
+    """The parser of the grammar's texts; the caller holds the machine's lock. Raises GrammarError."""
     rules = read_ebnf(text)
     if start not in rules:
         raise GrammarError(f"the grammar has no rule {start!r} to start from; it has {', '.join(rules) or 'no rules'}")
@@ -214,13 +214,13 @@ class _Lowering:
         self._exprs: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
 
-    def parser(self, start: str, masks: Masks) -> int:
+    def parser(self, start: str, masks: Masks) -> Parser:
         for name in self.rules:
             self.is_regular(name, ())
         grammar = self.grammar = ContextFreeGrammar(self.ex)
         top = grammar.rule(start)
         grammar.add(top, self.symbols(RuleName(start, 0)))
-        return Parser(grammar, masks).start
+        return Parser(grammar, masks)
 
     def is_regular(self, name: str, path: tuple[str, ...], line: int = 0) -> bool:
         """Whether neither the rule nor a rule it refers to is recursive."""

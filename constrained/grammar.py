@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .machine import FAR, Endings, Machine, Masks, pack
+from .machine import FAR, Endings, Machine, Masks, ShortEnding, pack
 from .rests import Needs
 from .spec import GrammarError, GrammarSpec
 from .tables import PART_BITS
@@ -43,10 +43,12 @@ class CompiledGrammar:
     @property
     def margin(self) -> int:
         """The most tokens that one token is taken to add to what a text needs to end: ``MARGIN`` and those of the
-        shortest text; if a first token needs more after it, and that is known, so many; never more than any text needs.
-        """
+        shortest text, or more where the grammar tells that a later token (``Bounds``) or a first one adds more; never
+        more than any text needs."""
         least, most = self.least_tokens, self.most_needed
         usual = MARGIN + (least or 0)
+        if self.needs is not None:
+            usual = max(usual, self.needs.bounds.added)
         if least is not None and (most is None or most > usual):
             first = self.endings.most_after(self.start)
             usual = max(usual, first if first < FAR else 0)
@@ -55,7 +57,7 @@ class CompiledGrammar:
     @property
     def most_needed(self) -> int | None:
         """The most tokens that a text which has begun may still need to end; None if that is not known."""
-        return None if self.needs is None else self.needs.most
+        return None if self.needs is None else self.needs.bounds.most
 
     @property
     def least_tokens(self) -> int | None:
@@ -271,15 +273,23 @@ class Matcher:
             return True
         endings, config = self.grammar.endings, self._configs[-1]
         if made not in self._plans:
-            ending = endings.of(config)
-            if ending is None or ending.num_tokens > left:
-                self._given_up_from, self._free_until = made, _NEVER
-                return False
-            slack = left - ending.num_tokens - self._margin
-            if slack > 0:  # while a token adds a quarter of the margin on average, there is time until then
-                self._free_until = made + 1 + 4 * slack // (4 + self._margin)
+            free_until = self._free_after(made, endings.of(config))
+            if free_until > made:
+                self._free_until = free_until
+                if free_until == _NEVER:
+                    self._given_up_from = made
                 return False
         return endings.most_after(config) >= left
+
+    def _free_after(self, made: int, ending: ShortEnding | None) -> int:
+        """Up to how many tokens masks need not be looked at, told by the ending after ``made`` tokens; ``made`` if this
+        one has to be."""
+        left = self._limit - made
+        if ending is None or ending.num_tokens > left:
+            return _NEVER
+        slack = left - ending.num_tokens - self._margin
+        # while a token adds a quarter of the margin on average, there is time until then
+        return made + 1 + 4 * slack // (4 + self._margin) if slack > 0 else made
 
     def _closing_mask(self) -> np.ndarray:
         """The mask where ``is_short``."""
@@ -329,18 +339,19 @@ class Matcher:
             return True
         known, edge, eos = self._known, self._machine.edge, self._machine.vocabulary.eos
         config, made = self._configs[-1], len(self._configs) - 1
-        taken, tokens = 0, [*token_ids]
+        taken, tokens, free_until = 0, [*token_ids], self._free_until
         while True:
             row = known.get(config)
             if row is None and derive is not None and taken <= len(tokens) + MOST_AT_ONCE:
                 row = derive(config)
             if row is None:
                 return False
-            if made >= self._free_until:
+            if made >= free_until:
                 if derive is not None:
                     self.grammar.endings.knows_at_once(config)
                 if not self._is_far(config, made):
                     return False
+                free_until = self._free_after(made, self.grammar.endings.known(config))
             if taken < len(tokens):
                 token = tokens[taken]
                 if not row[token >> 5] >> (token & 31) & 1:

@@ -30,8 +30,8 @@ class Loaded(NamedTuple):
     defined: list[str]
 
 
-def compile_lark(text: str, masks: Masks, *, start: str = "start") -> int:
-    """The state before a text of the grammar. Raises GrammarError."""
+def compile_lark(text: str, masks: Masks, *, start: str = "start") -> Parser:
+    """The parser of the grammar's texts. Raises GrammarError."""
     loaded = read_lark(text, start=start)
     with masks.machine.lock:
         return _build(loaded, masks, start)
@@ -75,7 +75,7 @@ def _refuse_files(base_path: object, path: str) -> tuple[object, str]:
         ) from None
 
 
-def _build(loaded: Loaded, masks: Masks, start: str) -> int:
+def _build(loaded: Loaded, masks: Masks, start: str) -> Parser:
     ex = masks.machine.expressions
     lexemes: dict[str, int] = {}
     for terminal in loaded.terminals:
@@ -112,4 +112,4 @@ def _build(loaded: Loaded, masks: Masks, start: str) -> int:
         )
     for name in loaded.ignored:
         grammar.ignore(lexemes[name])
-    return Parser(grammar, masks).start
+    return Parser(grammar, masks)

@@ -7,10 +7,13 @@ ones.
 from collections.abc import Iterable
 
 from .expressions import NOTHING, Expressions
+from .rests import Bounds, rest_of
 from .spec import GrammarError
 
 Symbol = tuple[str, int]  # ("lexeme", expression) or ("rule", number)
 Production = tuple[int, tuple[Symbol, ...]]
+NO_TEXT = 1 << 20  # bytes of a rule that has no text
+MAX_NESTED = 8  # rules within rules that one token is taken to begin
 
 
 class ContextFreeGrammar:
@@ -59,6 +62,38 @@ def reduced(grammar: ContextFreeGrammar) -> tuple[list[Production], set[int]]:
     productions = _without_ambiguous_operators(productions, len(grammar.names))
     productions = _with_merged_lexemes(productions, grammar.ex)
     return productions, _closure(productions, of_lexemes=False)
+
+
+def bounds_of(productions: list[Production], ex: Expressions) -> Bounds:
+    """What one token adds at most to the bytes that a text needs: those of a rule that it begins, less what is written
+    of it by then. A left-recursive rule is begun with its shortest text."""
+    lexemes = {value for _, symbols in productions for kind, value in symbols if kind == "lexeme"}
+    rests = {lexeme: rest_of(ex, lexeme) for lexeme in lexemes}
+    least: dict[Symbol, int] = {("rule", rule): NO_TEXT for rule, _ in productions}
+    for lexeme, rest in rests.items():
+        least["lexeme", lexeme] = ex.at_least(lexeme) if rest is None else rest.least
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for rule, symbols in productions:
+            found = sum(least[symbol] for symbol in symbols)
+            if found < least["rule", rule]:
+                least["rule", rule] = found
+                is_changed = True
+    begun = least | {("lexeme", lexeme): least["lexeme", lexeme] + rest.added for lexeme, rest in rests.items() if rest}
+    for _ in range(MAX_NESTED):
+        longer = dict(begun)
+        for rule, symbols in productions:
+            key, rest_needs = ("rule", rule), sum(least[symbol] for symbol in symbols)
+            longer[key] = max(longer[key], rest_needs)
+            for place, symbol in enumerate(symbols):
+                if place or symbol != key:
+                    longer[key] = max(longer[key], rest_needs - least[symbol] + begun[symbol])
+                rest_needs -= least[symbol]
+        if longer == begun:
+            break
+        begun = longer
+    return Bounds(None, max(count for count in begun.values() if count < NO_TEXT), begun["rule", 0])
 
 
 def _productive(grammar: ContextFreeGrammar) -> list[Production]:

@@ -1,8 +1,9 @@
-"""How much a text that has begun may still need at most, told by the expression alone.
+"""How much a text that has begun may still need at most, and how much more by one step, told by the expression alone.
 
 Whatever a text of ``[A-Z][a-z]{2,9}`` began with, three bytes at most complete it; of ``(, [A-Z][a-z]{2}){0,5}``, five.
 A limit of tokens further away than that changes no mask. ``Expressions.spread`` has such a bound for masks, in
-characters and for expressions without intersections; a limit needs bytes as they are written.
+characters and for expressions without intersections; a limit needs bytes as they are written. After ``x`` a text of
+``x([0-9]{20};)*`` may end, and one more byte makes it need 21: where fewer tokens are left, that byte is not allowed.
 """
 
 from collections.abc import Callable
@@ -17,29 +18,48 @@ LONG_ESCAPE = 12  # bytes of the longest escape in JSON, of a character beyond U
 
 class Rest(NamedTuple):
     """Upper bounds: of the bytes of the shortest text, of those that the beginning of any text still needs, of the
-    characters of the longest text, and of the bytes of one character."""
+    characters of the longest text, of the bytes of one character; and how many bytes a choice may add to those that
+    the text needs: the beginning of a longer branch, or of one more round."""
 
     least: int
     most: int
     longest: int
     widest: int
+    added: int = 0
+
+
+class Bounds(NamedTuple):
+    """The tokens that a text which has begun may still need at most, None where there is no such number or it is not
+    known; how many one token adds at most to those that the text needs, as far as that is known; and how many a text
+    needs that one token has begun."""
+
+    most: int | None
+    added: int
+    begun: int
+
+
+NOT_KNOWN = Bounds(None, 0, 0)
 
 
 class Needs:
-    """How many tokens a text of one grammar that has begun may still need at most, which is found when first asked."""
+    """The ``Bounds`` of one grammar, which are found when they are first asked for."""
 
-    def __init__(self, find: Callable[[], int | None]) -> None:
-        self._find: Callable[[], int | None] | None = find
-        self._most: int | None = None
+    def __init__(self, find: Callable[[], Bounds]) -> None:
+        self._find: Callable[[], Bounds] | None = find
+        self._bounds = NOT_KNOWN
 
     @property
-    def most(self) -> int | None:
-        """None where it is not known, or there is no such number."""
+    def bounds(self) -> Bounds:
         find = self._find
-        if find is not None:  # two threads may both find it, which is the same number
-            self._most = find()
+        if find is not None:  # two threads may both find them, which are the same
+            self._bounds = find()
             self._find = None
-        return self._most
+        return self._bounds
+
+
+def bounds_of(rest: Rest | None) -> Bounds:
+    """With a token for each byte."""
+    return NOT_KNOWN if rest is None else Bounds(rest.most, rest.added, max(rest.least, rest.added))
 
 
 def rest_of(ex: Expressions, expr: int, *, in_json: bool = False) -> Rest | None:
@@ -90,7 +110,8 @@ def rest_of(ex: Expressions, expr: int, *, in_json: bool = False) -> Rest | None
                 longest = min((one.longest for one in bounds), default=NO_END)
                 if longest < NO_END:
                     widest = min(one.widest for one in bounds)
-                    return Rest(longest * widest, longest * widest, longest, widest)
+                    added = max(one.added for one in bounds)
+                    return Rest(longest * widest, longest * widest, longest, widest, added)
         return None
 
     def of_word(word: bytes) -> Rest:
@@ -112,6 +133,7 @@ def rest_of(ex: Expressions, expr: int, *, in_json: bool = False) -> Rest | None
                 max(before.most + whole.least, whole.most),
                 min(before.longest + whole.longest, NO_END),
                 max(before.widest, whole.widest),
+                max(before.added, whole.added),
             )
         return whole
 
@@ -140,6 +162,7 @@ def _either(parts: list[Rest]) -> Rest:
         max(part.most for part in parts),
         max(part.longest for part in parts),
         max(part.widest for part in parts),
+        max(max(part.least, part.added) for part in parts),  # few tokens may spell the shortest one
     )
 
 
@@ -147,4 +170,5 @@ def _repeated(part: Rest | None, low: int, high: int | None) -> Rest | None:
     if part is None:
         return None
     longest = NO_END if high is None else min(high * part.longest, NO_END)
-    return Rest(low * part.least, part.most + max(low - 1, 0) * part.least, longest, part.widest)
+    added = part.added + (part.least if high is None or high > low else 0)
+    return Rest(low * part.least, part.most + max(low - 1, 0) * part.least, longest, part.widest, added)

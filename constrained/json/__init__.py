@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..machine import Masks
-from ..rests import Needs
+from ..rests import Bounds, Needs
 from .documents import Document
 from .json_schema import Schemas
 from .names import NameTrie
@@ -46,21 +46,27 @@ class JsonSchemas:
         Raises GrammarError.
         """
         schemas, root, unenforced = self._compile(text, options)
-
-        def most() -> int | None:
-            with self._machine.lock, self._machine.fuel.at_most(REST_WORK):
-                return Rests(schemas.values, costs_of).most(root)
-
         with self._machine.lock:
             schemas.values.prepare_root(root)
-            return self._machine.start(*schemas.values.accept_root(root)), unenforced, Needs(most)
+            start = self._machine.start(*schemas.values.accept_root(root))
+        return start, unenforced, self._needs(schemas, root, costs_of)
 
-    def value(self, text: str, options: dict[str, str]) -> tuple[int, list[str]]:
+    def value(
+        self, text: str, options: dict[str, str], costs_of: Callable[[bytes], np.ndarray]
+    ) -> tuple[int, list[str], Needs]:
         """As ``start``, but the state before a value inside another text."""
         schemas, root, unenforced = self._compile(text, options)
         with self._machine.lock:
             root_layout = schemas.values.layouts.root
-            return schemas.values.value(root, layout=root_layout, space=root_layout.first), unenforced
+            state = schemas.values.value(root, layout=root_layout, space=root_layout.first)
+        return state, unenforced, self._needs(schemas, root, costs_of)
+
+    def _needs(self, schemas: Schemas, root: int, costs_of: Callable[[bytes], np.ndarray]) -> Needs:
+        def bounds() -> Bounds:
+            with self._machine.lock, self._machine.fuel.at_most(REST_WORK):
+                return Rests(schemas.values, costs_of).bounds(root)
+
+        return Needs(bounds)
 
     def _compile(self, text: str, options: dict[str, str]) -> tuple[Schemas, int, list[str]]:
         style = tuple(options[name] for name in ("property_order", "whitespace", "format", "numbers"))

@@ -1,16 +1,20 @@
-"""How many tokens a JSON text that has begun may still need at most, told by its schema.
+"""How many tokens a JSON text that has begun may still need at most, and how many one token adds, told by its schema.
 
-It is known where every value is bounded: objects have only listed properties, arrays have one schema for each item, and
-no schema refers to itself. A text that ends inside a property's value needs the rest of that value, the properties that
-are required after it, and the closing bracket.
+The first number is known where every value is bounded: objects have only listed properties, arrays have one schema for
+each item, and no schema refers to itself. A text that ends inside a property's value needs the rest of that value, the
+properties that are required after it, and the closing bracket.
+
+The second is that of the longest value that one token may begin: a property that is not required, one more item, a
+longer branch. A value around values is taken with the ``LEVELS`` of them that a token may begin together, such as
+``":[{"``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from ..rests import LONG_ESCAPE, Rest, rest_of
+from ..rests import LONG_ESCAPE, NOT_KNOWN, Bounds, Rest, rest_of
 from ..spec import GrammarTooComplex
 from .formulas import FALSE, TRUE
 from .inner_values import Kind
@@ -19,20 +23,38 @@ from .names import spelled
 from .values import Values
 
 MAX_FORMULAS = 500
+MAX_DEPTH = 8  # of brackets, as far as white space is counted where schemas refer to themselves
+LEVELS = 3
 OTHER_NAME = 8  # tokens of a name that is not listed, and of its colon
 LITERAL = 5  # bytes of ``false``
+NO_TEXT = 1 << 20  # tokens of a value that has no text
 
 
-class _Unknown(Exception):
-    """Something in a value has no bound, or is none that is looked for."""
+class _Part(NamedTuple):
+    """Values inside a bracket, ``times`` of them, each with the tokens of its name, and the most of these that are
+    still to come from anywhere in it."""
+
+    formula: int
+    name: int = 0
+    most_name: int = 0
+    times: int = 1
 
 
-class _Value(NamedTuple):
-    """Upper bounds in tokens, of the shortest text and of what any beginning needs, and the depth of its brackets."""
+class _Way(NamedTuple):
+    """Upper bounds in tokens of the values of one kind and clause, without those of the parts: of the shortest text, of
+    what any beginning needs, and of what a choice adds. ``parts``: those that it may have, of which some are
+    ``needed`` and some only ``allowed``."""
 
     least: int
     most: int
-    depth: int
+    added: int = 0
+    is_bracket: bool = False
+    parts: tuple[_Part, ...] = ()
+    needed: tuple[_Part, ...] = ()
+    allowed: tuple[_Part, ...] = ()
+
+
+_ANY = (_Way(LITERAL, LITERAL), _Way(OTHER_NAME + 4, OTHER_NAME + 4))  # one token may begin a name
 
 
 class Rests:
@@ -41,118 +63,124 @@ class Rests:
     def __init__(self, values: Values, costs_of: Callable[[bytes], np.ndarray]) -> None:
         self._values = values
         self._costs_of = costs_of
-        self._known: dict[tuple[int, int], _Value | None] = {}  # by formula and mark; None: it is being looked for
+        self._ways: dict[int, tuple[_Way, ...]] = {}  # by formula; parts come before what they are parts of
+        self._reading: set[int] = set()
         self._names: dict[bytes, tuple[int, int]] = {}
-        self._mark = 0
-        self._left = 0
+        self._rests: dict[tuple[int, bool], Rest | None] = {}
+        self._is_bounded = True
 
-    def most(self, root: int) -> int | None:
-        """The most tokens that a text which has begun needs, of the values that satisfy a formula; None: not known."""
+    def bounds(self, root: int) -> Bounds:
+        """Of the texts of the values that satisfy a formula."""
         layouts = self._values.layouts
         try:
-            found = self._bound(root, 0)
-            if layouts.root is not layouts.plain:
-                found = self._bound(root, self._mark_at(found.depth))
-        except (_Unknown, GrammarTooComplex, RecursionError):
-            return None
-        finally:
-            self._known.clear()
-        return found.most
+            self._read(root)
+        except (GrammarTooComplex, RecursionError):
+            return NOT_KNOWN
+        mark = 0 if layouts.root is layouts.plain else self._mark_at(self._depth(root))
+        least = self._least(mark)
+        most = self._most(root, least, mark) if self._is_bounded else None
+        begun = self._begun(least, mark)
+        return Bounds(most, self._added(least, begun, mark), begun[root])
 
-    def _bound(self, root: int, mark: int) -> _Value:
-        self._mark, self._left = mark, MAX_FORMULAS
-        return self._of(root)
+    # -- the values of a schema ---------------------------------------------------------------------------------------
 
-    def _mark_at(self, depth: int) -> int:
-        """The most tokens of what stands behind a bracket or a comma, and before a bracket, in any layout."""
-        runs = [b"\n" + bytes([byte]) * (count * (depth + 1)) for byte, count in UNITS]
-        return max(int(self._costs_of(run).max()) for run in runs)
+    def _read(self, formula: int) -> None:
+        """Find the ways of a formula and of all that it refers to."""
+        if formula in self._reading or formula <= TRUE or len(self._reading) + len(self._ways) >= MAX_FORMULAS:
+            self._is_bounded = False
+            if formula not in self._reading:
+                self._ways.setdefault(formula, () if formula == FALSE else _ANY)
+            return
+        if formula in self._ways:
+            return
+        self._reading.add(formula)
+        values = self._values
+        kinds = [kind for kind in values.kinds_of(formula) if values.satisfiable_kind(formula, kind)]
+        ways = tuple([way for kind in kinds for way in self._ways_of(formula, kind)])
+        for way in ways:
+            for part in (*way.parts, *way.needed):
+                self._read(part.formula)
+        self._reading.discard(formula)
+        self._ways[formula] = ways
+        self._is_bounded &= bool(ways)
 
-    def _of(self, formula: int) -> _Value:
-        key = (formula, self._mark)
-        found = self._known.get(key)
-        if found is None:
-            if key in self._known or formula <= TRUE or self._left <= 0:
-                raise _Unknown
-            self._left -= 1
-            self._known[key] = None
-            values = self._values
-            kinds = [kind for kind in values.kinds_of(formula) if values.satisfiable_kind(formula, kind)]
-            found = self._known[key] = _either([self._of_kind(formula, kind) for kind in kinds])
-        return found
-
-    def _of_kind(self, formula: int, kind: Kind) -> _Value:
+    def _ways_of(self, formula: int, kind: Kind) -> list[_Way]:
         values = self._values
         match kind:
             case "string":
-                text = _known(rest_of(values.ex, values.expression(formula, kind), in_json=True))
-                return _Value(text.least + 2, text.most + LONG_ESCAPE + 2, 0)
+                expr = values.expression(formula, kind)
+                rest = self._rest(expr, values.ex.at_least(expr), in_json=True)
+                return [_Way(rest.least + 2, rest.most + LONG_ESCAPE + 2, rest.added)]
             case "number":
-                number = _known(rest_of(values.ex, values.spelled_number(formula)))
-                return _Value(number.least, number.most, 0)
+                number = self._rest(values.spelled_number(formula), 1, in_json=False)
+                return [_Way(number.least, number.most, number.added)]
             case "array":
-                return _either(
-                    [self._array(clause) for clause in values.formulas.clauses(values.expand(formula, kind))]
-                )
+                clauses = values.formulas.clauses(values.expand(formula, kind))
+                return [way for clause in clauses if (way := self._array(clause)) is not None]
             case "object":
                 return self._objects(values.objects.completions.settled(values.expand(formula, kind)))
-        return _Value(LITERAL, LITERAL, 0)
+        return [_Way(LITERAL, LITERAL)]
 
-    def _arrays(self, formula: int) -> _Value:
-        return _either([self._array(clause) for clause in self._values.formulas.clauses(formula)])
+    def _rest(self, expr: int, least: int, *, in_json: bool) -> Rest:
+        key = (expr, in_json)
+        if key not in self._rests:
+            self._rests[key] = rest_of(self._values.ex, expr, in_json=in_json)
+        found = self._rests[key]
+        self._is_bounded &= found is not None
+        return Rest(least, least, least, 1) if found is None else found
 
-    def _array(self, clause: tuple[tuple[int, bool], ...]) -> _Value:
+    def _array(self, clause: tuple[tuple[int, bool], ...]) -> _Way | None:
+        """None where no array satisfies the clause, as far as that is looked at."""
         nodes, arrays = self._values.formulas.nodes, self._values.arrays
         leaves = [nodes[part][1] for part, sign in clause if sign]
-        if len(leaves) < len(clause) or any(leaf[0] not in ("items", "min", "max") for leaf in leaves):
-            raise _Unknown
+        self._is_bounded &= len(leaves) == len(clause) and all(leaf[0] in ("items", "min", "max") for leaf in leaves)
         low = max((leaf[1] for leaf in leaves if leaf[0] == "min"), default=0)
         high = min((leaf[1] for leaf in leaves if leaf[0] == "max"), default=-1)
         longest = max((len(leaf[1]) - leaf[3] for leaf in leaves if leaf[0] == "items"), default=0)
-        items: list[_Value] = []
+        items: list[int] = []
         while len(items) <= longest and len(items) != high:
             demand = arrays.demand_at(leaves, len(items))
             if demand == FALSE or not self._values.satisfiable(demand):
                 break
-            items.append(self._of(demand))
+            items.append(demand)
         if len(items) < min(low, longest + 1):
-            raise _Unknown  # no array satisfies the clause
-        of_least = [items[min(i, longest)].least for i in range(low)]
-        return self._bracket(of_least, [item.most for item in items], [item.depth for item in items])
+            self._is_bounded = False
+            return None
+        needed = list(map(_Part, items[:low]))
+        if low > len(items):
+            needed[-1] = _Part(items[-1], times=low - len(items) + 1)
+        needed += [_Part(leaf[1], times=leaf[2]) for leaf in leaves if leaf[0] == "contains" and leaf[2] > 0]
+        allowed = [] if low == high else items[low:] or items[-1:]
+        return _bracket(map(_Part, items), needed, map(_Part, allowed))
 
-    def _bracket(self, needed: list[int], most: list[int], depths: list[int]) -> _Value:
-        """A bracket of parts: the least tokens of those that it needs, the most of any part, and their depths."""
-        least = 2 + self._mark + sum(needed) + len(needed) * (1 + self._mark)
-        return _Value(least, least + 1 + self._mark + max(most, default=0), 1 + max(depths, default=0))
-
-    def _objects(self, formula: int) -> _Value:
+    def _objects(self, formula: int) -> list[_Way]:
         values = self._values
         completions, properties = values.objects.completions, values.objects.properties
         partition = properties.partition((formula,))
-        found: list[_Value] = []
+        found: list[_Way] = []
         for literals in values.formulas.clauses(formula):
             clause = completions.clause(partition, literals)
-            num_needed = clause.needed.bit_count()
-            if clause.broken or not clause.rules or partition.patterns or clause.low > num_needed:
-                raise _Unknown
-            needed, most, depths = [], [], []
-            for cls in (0, *range(1, len(partition.names) + 1)):
-                demand = completions.demanded(partition, clause.rules, cls)
-                is_needed = cls > 0 and bool(clause.needed >> (cls - 1) & 1)
+            num_more = clause.low - clause.needed.bit_count()
+            if clause.broken or not clause.rules or partition.patterns or num_more > 0:
+                self._is_bounded = False
+            needed: list[_Part] = []
+            allowed: list[_Part] = []
+            for cls in (*properties.other_classes(partition), *range(1, len(partition.names) + 1)):
+                demand = completions.demanded(partition, clause.rules, cls) if clause.rules else TRUE
+                is_needed = 1 <= cls <= len(partition.names) and bool(clause.needed >> (cls - 1) & 1)
                 if demand == FALSE or not values.satisfiable(demand):
                     if is_needed:
                         break
                     continue
-                value = self._of(demand)
                 name = partition.name_of(cls)
-                cost, most_cost = (OTHER_NAME, OTHER_NAME) if name is None else self._name(spelled(name))
-                if is_needed:
-                    needed.append(cost + value.least)
-                most.append(most_cost + value.most)
-                depths.append(value.depth)
-            if len(needed) == num_needed:  # else no object satisfies the clause
-                found.append(self._bracket(needed, most, depths))
-        return _either(found)
+                costs = (OTHER_NAME, OTHER_NAME) if name is None else self._name(spelled(name))
+                (needed if is_needed else allowed).append(_Part(demand, *costs))
+            else:
+                parts = (*needed, *allowed)
+                if num_more > 0 and allowed:
+                    needed.append(allowed[0]._replace(times=num_more))
+                found.append(_bracket(parts, needed, allowed))
+        return found
 
     def _name(self, name: bytes) -> tuple[int, int]:
         """The tokens of a name with its quotes and the colon, and the most that one needs from anywhere in it."""
@@ -162,14 +190,81 @@ class Rests:
             found = self._names[name] = int(costs[0]) + 1, int(costs.max()) + 1
         return found
 
+    # -- the bounds ---------------------------------------------------------------------------------------------------
 
-def _known(rest: Rest | None) -> Rest:
-    if rest is None:
-        raise _Unknown
-    return rest
+    def _depth(self, root: int) -> int:
+        """How deep brackets nest; ``MAX_DEPTH`` at most where schemas refer to themselves."""
+        depths = dict.fromkeys(self._ways, 0)
+        for _ in range(1 if self._is_bounded else MAX_DEPTH):
+            for formula, ways in self._ways.items():
+                inner = [max((depths[part.formula] for part in way.parts), default=0) for way in ways if way.is_bracket]
+                depths[formula] = 1 + max(inner) if inner else 0
+        return depths[root] if self._is_bounded else min(depths[root], MAX_DEPTH)
+
+    def _mark_at(self, depth: int) -> int:
+        """The most tokens of what stands behind a bracket or a comma, and before a bracket, in any layout."""
+        runs = [b"\n" + bytes([byte]) * (count * (depth + 1)) for byte, count in UNITS]
+        return max(int(self._costs_of(run).max()) for run in runs)
+
+    def _least(self, mark: int) -> dict[int, int]:
+        """The tokens of the shortest text of each formula; ``mark``: those of white space."""
+        least = dict.fromkeys(self._ways, NO_TEXT)
+        is_changed = True
+        while is_changed:
+            is_changed = False
+            for formula, ways in self._ways.items():
+                found = min([_least_of(way, least, mark) for way in ways], default=NO_TEXT)
+                is_changed |= found < least[formula]
+                least[formula] = found
+        return least
+
+    def _most(self, root: int, least: dict[int, int], mark: int) -> int:
+        """The most that any beginning needs."""
+        most: dict[int, int] = {}
+        for formula, ways in self._ways.items():
+            most[formula] = max(
+                way.most
+                if not way.is_bracket
+                else _least_of(way, least, mark)
+                + (1 + mark + max([part.most_name + most[part.formula] for part in way.parts], default=0))
+                for way in ways
+            )
+        return most[root]
+
+    def _begun(self, least: dict[int, int], mark: int) -> dict[int, int]:
+        """The most that a value needs, and a value within it, that one token has begun."""
+        begun = least
+        for _ in range(LEVELS):
+            begun = {
+                formula: max([self._begun_of(way, least, begun, mark) for way in ways], default=0)
+                for formula, ways in self._ways.items()
+            }
+        return begun
+
+    def _begun_of(self, way: _Way, least: dict[int, int], begun: dict[int, int], mark: int) -> int:
+        shortest = _least_of(way, least, mark)
+        if shortest >= NO_TEXT:
+            return 0
+        more = [begun[part.formula] - least[part.formula] for part in way.needed]
+        return shortest + max([way.added, *more, self._more(way, begun, mark)])
+
+    def _added(self, least: dict[int, int], begun: dict[int, int], mark: int) -> int:
+        """The most that one token may add to what a text needs."""
+        added = [begun[f] - (least[f] if len(ways) == 1 else 0) for f, ways in self._ways.items()]
+        added += [self._more(way, begun, mark) for ways in self._ways.values() for way in ways]
+        return max([count for count in added if count < NO_TEXT // 2], default=0)
+
+    def _more(self, way: _Way, begun: dict[int, int], mark: int) -> int:
+        """What a part that is only allowed adds."""
+        return max([1 + mark + part.name + begun[part.formula] for part in way.allowed], default=0)
 
 
-def _either(found: list[_Value]) -> _Value:
-    if not found:
-        raise _Unknown
-    return _Value(min(v.least for v in found), max(v.most for v in found), max(v.depth for v in found))
+def _least_of(way: _Way, least: dict[int, int], mark: int) -> int:
+    if not way.is_bracket:
+        return way.least
+    parts = sum(part.times * (part.name + least[part.formula] + 1 + mark) for part in way.needed)
+    return min(way.least + mark + parts, NO_TEXT)
+
+
+def _bracket(parts: Iterable[_Part], needed: Iterable[_Part], allowed: Iterable[_Part]) -> _Way:
+    return _Way(2, 2, 0, True, tuple(parts), tuple(needed), tuple(allowed))

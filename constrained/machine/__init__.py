@@ -4,7 +4,7 @@ Builders of grammars add states and frames to a ``Machine``; ``Masks`` makes the
 """
 
 from .agreement import key_of, known_value
-from .endings import FAR, Endings, pack
+from .endings import FAR, Endings, ShortEnding, pack
 from .item_texts import ItemReader, Seen
 from .machine import MASK_WORK, Fill, Machine
 from .masks import Masks
@@ -32,6 +32,7 @@ __all__ = [
     "Masks",
     "Recent",
     "Seen",
+    "ShortEnding",
     "StringText",
     "are_on_disk",
     "indent",

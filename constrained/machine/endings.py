@@ -145,6 +145,10 @@ class Endings:
         with machine.lock, machine.fuel.at_most(times * MASK_WORK):
             return self._try(config, times * MAX_STEPS)
 
+    def known(self, config: int) -> ShortEnding | None:
+        """The ending that ``of`` remembers; None also where it has not looked for it."""
+        return self._known.get(config)
+
     def knows_at_once(self, config: int) -> bool:
         """Whether ``of`` is remembered, or follows from what is. The machine's lock is held."""
         if config in self._known:

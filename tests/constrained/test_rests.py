@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from phloem.constrained import CompiledGrammar, Vocabulary, compile
+from phloem.constrained import CompiledGrammar, GrammarKind, Vocabulary, compile
 from phloem.constrained.expressions import Expressions
 from phloem.constrained.regex_syntax import compile_regex
 from phloem.constrained.rests import rest_of
@@ -162,3 +162,69 @@ def test_the_limit_of_tokens_is_looked_at_where_a_text_may_need_what_is_left(voc
         assert not matcher.is_short and matcher.accept(ord("a"))
     matcher.rollback(4)
     assert matcher.free_until == 7
+
+
+def many(count: int, **more: Any) -> dict[str, Any]:
+    """An object of ``count`` required integers."""
+    names = [f"f{i}" for i in range(count)]
+    return {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "required": names} | more
+
+
+TAGS = [{"begin": "<t>", "schema": {"type": "object", "properties": {"big": many(20)}}, "end": "</t>"}]
+# A few tokens end each of them, until one token begins a part that takes a hundred and more.
+GROWING: dict[str, tuple[GrammarKind, Any]] = {
+    "items": ("json_schema", {"type": "array", "items": many(20)}),
+    "closed items": ("json_schema", {"type": "array", "items": many(20, additionalProperties=False)}),
+    "a property": ("json_schema", {"type": "object", "properties": {"big": many(20)}}),
+    "a property of any name": ("json_schema", {"type": "object", "additionalProperties": many(20)}),
+    "a property of a pattern": ("json_schema", {"type": "object", "patternProperties": {"^x": many(20)}}),
+    "a branch": ("json_schema", {"type": "array", "items": {"anyOf": [{"type": "null"}, many(20)]}, "minItems": 1}),
+    "a condition": (
+        "json_schema",
+        {
+            "type": "object",
+            "properties": {"kind": {"enum": ["a", "b"]}},
+            "required": ["kind"],
+            "if": {"properties": {"kind": {"const": "b"}}},
+            "then": {"required": [f"f{i}" for i in range(20)]},
+        },
+    ),
+    "least items": ("json_schema", {"type": "array", "items": {"type": "array", "minItems": 60}}),
+    "what an array contains": (
+        "json_schema",
+        {"type": "array", "items": {"type": "array", "contains": {"type": "integer"}, "minContains": 60}},
+    ),
+    "the schema itself": (
+        "json_schema",
+        {"type": "array", "items": {"anyOf": [{"$ref": "#"}, many(20, additionalProperties={"$ref": "#"})]}},
+    ),
+    "a long string": ("json_schema", {"type": "array", "items": {"type": "string", "minLength": 120}}),
+    "rounds of a regex": ("regex", "x([0-9]{120};)*y"),
+    "a branch of a regex": ("regex", "x(a|[b-d]{120}z)"),
+    "EBNF": ("ebnf", 'root ::= item+\nitem ::= "a" | "(" big ")"\nbig ::= [0-9]{180} | "n" root "m"'),
+    "Lark": ("lark", 'start: item+\nitem: "a" | "(" big ")"\nbig: D~60 | "n" start "m"\nD: /[0-9]x/'),
+    "a tag": ("structural_tags", {"tags": TAGS, "begin_at_once": True}),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_no_token_adds_more_than_the_margin(name: str, vocabulary: Vocabulary) -> None:
+    kind, text = GROWING[name]
+    grammar = compile(kind, text if isinstance(text, str) else json.dumps(text), vocabulary)
+    rng, endings = random.Random(name), grammar.endings
+    largest = 0
+    for _ in range(12):
+        matcher = grammar.matcher()
+        ending = endings.of(matcher.state)
+        for _ in range(30):
+            assert ending is not None
+            row = matcher.mask()
+            allowed = [t for t in range(len(vocabulary)) if row[t >> 5] >> (t & 31) & 1 and t != vocabulary.eos]
+            if not allowed:
+                break
+            costs = endings.costs_after(matcher.state)[allowed]
+            largest = max(largest, int(costs.max()) - ending.num_tokens)
+            often = [t for t, cost in zip(allowed, costs, strict=True) if cost == costs.max()]  # the longest way
+            assert matcher.accept(rng.choice(often if rng.random() < 0.7 else allowed))
+            ending = endings.of(matcher.state)
+    assert 60 < largest <= grammar.margin
