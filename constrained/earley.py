@@ -16,8 +16,8 @@ from itertools import pairwise
 
 from .expressions import EMPTY, NOTHING
 from .machine import Lexer, Masks
-from .productions import ContextFreeGrammar, Symbol, bounds_of, reduced
-from .rests import Needs
+from .productions import ContextFreeGrammar, Symbol, bounds_of_rules, reduced
+from .rests import Bounds, Needs
 from .spec import GrammarTooComplex
 
 Item = tuple[int, int, int]  # production, dot, origin set; OWN for the set itself
@@ -127,7 +127,11 @@ class Parser:
         masks.lazy.prepare(sorted(lexemes), self.ignored)
         start = frozenset((p, 0, OWN) for p in self.by_rule[0])
         self.start = machine.add_lazy_state(ParserState(self, ((), ()), self._make(self._set(start), ())))
-        self.needs = Needs(lambda: bounds_of(self.productions, self.ex))
+        self.needs = Needs(self._bounds)
+
+    def _bounds(self) -> Bounds:
+        with self.machine.lock:
+            return bounds_of_rules(self.productions, self.ex)
 
     # -- sets -----------------------------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ def reduced(grammar: ContextFreeGrammar) -> tuple[list[Production], set[int]]:
     return productions, _closure(productions, of_lexemes=False)
 
 
-def bounds_of(productions: list[Production], ex: Expressions) -> Bounds:
+def bounds_of_rules(productions: list[Production], ex: Expressions) -> Bounds:
     """What one token adds at most to the bytes that a text needs: those of a rule that it begins, less what is written
     of it by then. A left-recursive rule is begun with its shortest text."""
     lexemes = {value for _, symbols in productions for kind, value in symbols if kind == "lexeme"}
