@@ -2,12 +2,12 @@
 
     python -m benchmarks.hostile_grammars [--data schemas.jsonl] [--save]
 
-One client streams text that seldom repeats itself: a draft that comes true is a long step of many tokens. Another
-client requests each grammar twice, and with ``--data`` all its schemas, four at a time; between two grammars the
-stream is alone. The first row has the same requests without a grammar: what a grammar adds is the difference to it.
-Times are milliseconds between two pieces of text at the streaming client. Of the engine, the table has the tokens that
-were accepted late because of their masks, the seconds of the thread that makes masks, and the milliseconds for which
-steps waited for it. The answers under grammars are not judged: the server may refuse a grammar or stop an answer.
+One client streams text that seldom repeats itself, since drafts of repeated text make long steps. Another client
+requests each grammar twice, and with ``--data`` all its schemas, four at a time; between two grammars the stream is
+alone. The first row has the same requests without a grammar: what a grammar adds is the difference to it. Times are
+milliseconds between two pieces of text at the streaming client. Of the engine, the table has the tokens that were
+accepted late because of their masks, the seconds of the thread that makes masks, and the milliseconds for which steps
+waited for it. The answers under grammars are not judged: the server may refuse a grammar or stop an answer.
 """
 
 import argparse
@@ -118,7 +118,7 @@ class Listener:
     async def _listen(self) -> None:
         while not self._stopping.is_set():
             last = 0.0
-            # the penalty keeps the text from repeating itself: a draft would be accepted, a long step of many tokens
+            # The penalty keeps the text from repeating itself, since drafts of repeated text make long steps.
             params = {"max_tokens": 400, "temperature": 0.8, "frequency_penalty": 1.0, "ignore_eos": True}
             async for _ in self._runtime.async_generate(PROMPT, params):
                 now = time.perf_counter()
@@ -135,7 +135,7 @@ class Listener:
 
 def measure(model: str, data: Path | None) -> dict[str, dict[str, float]]:
     work: dict[str, dict[str, float]] = {}
-    gc.disable()  # a collection in this process, not the engine's, would take 40 ms
+    gc.disable()  # one collection in this process, which is not the engine's, took 38 ms
     with phloem.Runtime(model=model) as runtime:
         listener = Listener(runtime)
         try:

@@ -104,7 +104,6 @@ class Compiler:
             raise GrammarTooComplex(f"the grammar has {len(spec.text):,} characters; the limit is {MAX_TEXT_BYTES:,}")
         machine, options = shop.machine, option_values(spec)
         unchecked: list[str] = []
-        needs: Needs | None = None
         try:
             match spec.kind:
                 case "json_schema" | "json":
@@ -126,7 +125,7 @@ class Compiler:
             shop.masks.only_token(start)  # so that the first mask is ready when it is asked for
         except RecursionError:
             raise GrammarTooComplex(f"the {spec.kind} grammar nests too deep") from None
-        return CompiledGrammar(spec, machine, shop.masks, shop.endings, start, tuple(unchecked), needs)
+        return CompiledGrammar(spec, machine, shop.masks, shop.endings, start, needs, tuple(unchecked))
 
     @staticmethod
     def _tags(spec: GrammarSpec, shop: Workshop, options: dict[str, str], unchecked: list[str]) -> tuple[int, Needs]:

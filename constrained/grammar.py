@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .machine import FAR, Endings, Machine, Masks, ShortEnding, pack
-from .rests import Needs
+from .rests import NOT_KNOWN, Needs
 from .spec import GrammarError, GrammarSpec
 from .tables import PART_BITS
 
@@ -29,7 +29,7 @@ class Step(NamedTuple):
 class CompiledGrammar:
     """A grammar ready to match; shared by all its matchers. ``unchecked`` names what it does not enforce.
 
-    ``needs``: how much a text that has begun may still need; None if that is not known.
+    ``needs``: how many tokens a text that has begun may still need.
     """
 
     spec: GrammarSpec
@@ -37,27 +37,25 @@ class CompiledGrammar:
     masks: Masks
     endings: Endings
     start: int
+    needs: Needs
     unchecked: tuple[str, ...] = ()
-    needs: Needs | None = None
 
     @property
     def margin(self) -> int:
         """The most tokens that one token is taken to add to what a text needs to end: ``MARGIN`` and those of the
-        shortest text, or more where the grammar tells that a later token (``Bounds``) or a first one adds more; never
-        more than any text needs."""
-        least, most = self.least_tokens, self.most_needed
-        usual = MARGIN + (least or 0)
-        if self.needs is not None:
-            usual = max(usual, self.needs.bounds.added)
-        if least is not None and (most is None or most > usual):
+        shortest text, or as many as ``needs`` tells where these are more; where it tells nothing, as many as a first
+        token adds. Never more than any text needs."""
+        bounds, least = self.needs.bounds, self.least_tokens
+        usual = max(MARGIN + (least or 0), bounds.added)
+        if bounds is NOT_KNOWN and least is not None:
             first = self.endings.most_after(self.start)
             usual = max(usual, first if first < FAR else 0)
-        return usual if most is None else min(usual, most)
+        return usual if bounds.most is None else min(usual, bounds.most)
 
     @property
     def most_needed(self) -> int | None:
         """The most tokens that a text which has begun may still need to end; None if that is not known."""
-        return None if self.needs is None else self.needs.bounds.most
+        return self.needs.bounds.most
 
     @property
     def least_tokens(self) -> int | None:
@@ -282,8 +280,8 @@ class Matcher:
         return endings.most_after(config) >= left
 
     def _free_after(self, made: int, ending: ShortEnding | None) -> int:
-        """Up to how many tokens masks need not be looked at, told by the ending after ``made`` tokens; ``made`` if this
-        one has to be."""
+        """The number of tokens up to which the limit takes none out of the masks, told by the ending after ``made``
+        tokens; ``made`` itself if this mask has to be looked at."""
         left = self._limit - made
         if ending is None or ending.num_tokens > left:
             return _NEVER

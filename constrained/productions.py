@@ -6,13 +6,12 @@ ones.
 
 from collections.abc import Iterable
 
-from .expressions import NOTHING, Expressions
+from .expressions import NO_TEXT, NOTHING, Expressions
 from .rests import Bounds, rest_of
 from .spec import GrammarError
 
 Symbol = tuple[str, int]  # ("lexeme", expression) or ("rule", number)
 Production = tuple[int, tuple[Symbol, ...]]
-NO_TEXT = 1 << 20  # bytes of a rule that has no text
 MAX_NESTED = 8  # rules within rules that one token is taken to begin
 
 
@@ -65,8 +64,9 @@ def reduced(grammar: ContextFreeGrammar) -> tuple[list[Production], set[int]]:
 
 
 def bounds_of_rules(productions: list[Production], ex: Expressions) -> Bounds:
-    """What one token adds at most to the bytes that a text needs: those of a rule that it begins, less what is written
-    of it by then. A left-recursive rule is begun with its shortest text."""
+    """How many bytes one token adds at most to those that a text needs: it may begin a rule, and up to ``MAX_NESTED``
+    rules inside that one. What stands before an inner rule is written by then and does not count. Where a rule begins
+    with itself (left recursion), its shortest text is taken there, since the text may end after it."""
     lexemes = {value for _, symbols in productions for kind, value in symbols if kind == "lexeme"}
     rests = {lexeme: rest_of(ex, lexeme) for lexeme in lexemes}
     least: dict[Symbol, int] = {("rule", rule): NO_TEXT for rule, _ in productions}

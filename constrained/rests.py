@@ -1,4 +1,4 @@
-"""How much a text that has begun may still need at most, and how much more by one step, told by the expression alone.
+"""How much a text that has begun may still need at most, and how much one token adds, told by the expression alone.
 
 Whatever a text of ``[A-Z][a-z]{2,9}`` began with, three bytes at most complete it; of ``(, [A-Z][a-z]{2}){0,5}``, five.
 A limit of tokens further away than that changes no mask. ``Expressions.spread`` has such a bound for masks, in
@@ -18,8 +18,8 @@ LONG_ESCAPE = 12  # bytes of the longest escape in JSON, of a character beyond U
 
 class Rest(NamedTuple):
     """Upper bounds: of the bytes of the shortest text, of those that the beginning of any text still needs, of the
-    characters of the longest text, of the bytes of one character; and how many bytes a choice may add to those that
-    the text needs: the beginning of a longer branch, or of one more round."""
+    characters of the longest text, of the bytes of one character, and of the bytes that one choice adds to those that
+    the text needs. Such a choice begins a longer branch or one more round of a repeat."""
 
     least: int
     most: int
@@ -29,9 +29,9 @@ class Rest(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The tokens that a text which has begun may still need at most, None where there is no such number or it is not
-    known; how many one token adds at most to those that the text needs, as far as that is known; and how many a text
-    needs that one token has begun."""
+    """Three numbers of tokens. ``most``: what a text that has begun may still need at most; None where there is no such
+    number, or it is not known. ``added``: what one token adds at most to what the text needs; 0 where that is not
+    known. ``begun``: what a text may need after the token that begins it."""
 
     most: int | None
     added: int
@@ -58,7 +58,7 @@ class Needs:
 
 
 def bounds_of(rest: Rest | None) -> Bounds:
-    """With a token for each byte."""
+    """The bounds of an expression; each byte counts as a token."""
     return NOT_KNOWN if rest is None else Bounds(rest.most, rest.added, max(rest.least, rest.added))
 
 

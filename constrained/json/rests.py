@@ -4,9 +4,9 @@ The first number is known where every value is bounded: objects have only listed
 each item, and no schema refers to itself. A text that ends inside a property's value needs the rest of that value, the
 properties that are required after it, and the closing bracket.
 
-The second is that of the longest value that one token may begin: a property that is not required, one more item, a
-longer branch. A value around values is taken with the ``LEVELS`` of them that a token may begin together, such as
-``":[{"``.
+The second number is the length of the longest part that one token may begin: a property that is not required, one
+more item, a longer branch. One token may begin several values, one inside the other, as ``":[{"`` does: what up to
+``LEVELS`` of them need is added up.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..expressions import NO_TEXT
 from ..rests import LONG_ESCAPE, NOT_KNOWN, Bounds, Rest, rest_of
 from ..spec import GrammarTooComplex
 from .formulas import FALSE, TRUE
@@ -27,12 +28,11 @@ MAX_DEPTH = 8  # of brackets, as far as white space is counted where schemas ref
 LEVELS = 3
 OTHER_NAME = 8  # tokens of a name that is not listed, and of its colon
 LITERAL = 5  # bytes of ``false``
-NO_TEXT = 1 << 20  # tokens of a value that has no text
 
 
 class _Part(NamedTuple):
-    """Values inside a bracket, ``times`` of them, each with the tokens of its name, and the most of these that are
-    still to come from anywhere in it."""
+    """A value inside a bracket, or ``times`` equal ones. ``name``: the tokens of its name; ``most_name``: the most that
+    the rest of the name takes, wherever in the name a token ends."""
 
     formula: int
     name: int = 0
@@ -41,9 +41,9 @@ class _Part(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """Upper bounds in tokens of the values of one kind and clause, without those of the parts: of the shortest text, of
-    what any beginning needs, and of what a choice adds. ``parts``: those that it may have, of which some are
-    ``needed`` and some only ``allowed``."""
+    """The values of one kind that satisfy one clause. In tokens, and without its parts: the length of the shortest
+    text, the most that a text needs once it has begun, and the most that a choice inside it adds. Of the ``parts`` that
+    a value may have, some are ``needed`` and others only ``allowed``."""
 
     least: int
     most: int
@@ -86,12 +86,14 @@ class Rests:
 
     def _read(self, formula: int) -> None:
         """Find the ways of a formula and of all that it refers to."""
-        if formula in self._reading or formula <= TRUE or len(self._reading) + len(self._ways) >= MAX_FORMULAS:
-            self._is_bounded = False
-            if formula not in self._reading:
-                self._ways.setdefault(formula, () if formula == FALSE else _ANY)
-            return
         if formula in self._ways:
+            return
+        if formula in self._reading:
+            self._is_bounded = False
+            return
+        if formula <= TRUE or len(self._reading) + len(self._ways) >= MAX_FORMULAS:
+            self._is_bounded = False
+            self._ways[formula] = () if formula == FALSE else _ANY
             return
         self._reading.add(formula)
         values = self._values
@@ -232,8 +234,9 @@ class Rests:
         return most[root]
 
     def _begun(self, least: dict[int, int], mark: int) -> dict[int, int]:
-        """The most that a value needs, and a value within it, that one token has begun."""
-        begun = least
+        """The most that a value of each formula needs after the token that begins it, which may also begin values
+        inside it."""
+        begun = {formula: count if count < NO_TEXT else 0 for formula, count in least.items()}
         for _ in range(LEVELS):
             begun = {
                 formula: max([self._begun_of(way, least, begun, mark) for way in ways], default=0)
@@ -252,10 +255,10 @@ class Rests:
         """The most that one token may add to what a text needs."""
         added = [begun[f] - (least[f] if len(ways) == 1 else 0) for f, ways in self._ways.items()]
         added += [self._more(way, begun, mark) for ways in self._ways.values() for way in ways]
-        return max([count for count in added if count < NO_TEXT // 2], default=0)
+        return max(added, default=0)
 
     def _more(self, way: _Way, begun: dict[int, int], mark: int) -> int:
-        """What a part that is only allowed adds."""
+        """The most that a part adds which the value does not need."""
         return max([1 + mark + part.name + begun[part.formula] for part in way.allowed], default=0)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
-PIECE = 1 << 20  # bytes made while Python's lock is held: 16 MiB at once were seen to take 20 ms
+PIECE = 1 << 20  # bytes made by one call, which holds Python's lock; one call for a whole table took up to 20 ms
 
 
 def untouched(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from phloem.constrained import CompiledGrammar, GrammarKind, Vocabulary, compile
+from phloem.constrained import CompiledGrammar, GrammarKind, Matcher, Vocabulary, compile
 from phloem.constrained.expressions import Expressions
 from phloem.constrained.regex_syntax import compile_regex
 from phloem.constrained.rests import rest_of
@@ -207,24 +207,47 @@ GROWING: dict[str, tuple[GrammarKind, Any]] = {
 }
 
 
+def longest_way(grammar: CompiledGrammar, matcher: Matcher, rng: random.Random) -> tuple[int, int]:
+    """A token that the mask allows, mostly one after which the text needs the most tokens, and how many these are;
+    -1 where only the end is left."""
+    vocabulary = grammar.machine.vocabulary
+    row = matcher.mask()
+    allowed = [t for t in range(len(vocabulary)) if row[t >> 5] >> (t & 31) & 1 and t != vocabulary.eos]
+    if not allowed:
+        return -1, 0
+    costs = grammar.endings.costs_after(matcher.state)[allowed]
+    often = [t for t, cost in zip(allowed, costs, strict=True) if cost == costs.max()]
+    return rng.choice(often if rng.random() < 0.7 else allowed), int(costs.max())
+
+
+def growing(name: str, vocabulary: Vocabulary) -> CompiledGrammar:
+    kind, text = GROWING[name]
+    return compile(kind, text if isinstance(text, str) else json.dumps(text), vocabulary)
+
+
 @pytest.mark.parametrize("name", GROWING)
 def test_no_token_adds_more_than_the_margin(name: str, vocabulary: Vocabulary) -> None:
-    kind, text = GROWING[name]
-    grammar = compile(kind, text if isinstance(text, str) else json.dumps(text), vocabulary)
-    rng, endings = random.Random(name), grammar.endings
+    grammar, rng = growing(name, vocabulary), random.Random(name)
     largest = 0
     for _ in range(12):
         matcher = grammar.matcher()
-        ending = endings.of(matcher.state)
         for _ in range(30):
-            assert ending is not None
-            row = matcher.mask()
-            allowed = [t for t in range(len(vocabulary)) if row[t >> 5] >> (t & 31) & 1 and t != vocabulary.eos]
-            if not allowed:
+            ending = grammar.endings.of(matcher.state)
+            token, needed = longest_way(grammar, matcher, rng)
+            if token < 0:
                 break
-            costs = endings.costs_after(matcher.state)[allowed]
-            largest = max(largest, int(costs.max()) - ending.num_tokens)
-            often = [t for t, cost in zip(allowed, costs, strict=True) if cost == costs.max()]  # the longest way
-            assert matcher.accept(rng.choice(often if rng.random() < 0.7 else allowed))
-            ending = endings.of(matcher.state)
+            assert ending is not None and matcher.accept(token)
+            largest = max(largest, needed - ending.num_tokens)
     assert 60 < largest <= grammar.margin
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_a_text_that_takes_the_longest_ways_is_complete_within_its_limit(name: str, vocabulary: Vocabulary) -> None:
+    grammar, rng = growing(name, vocabulary), random.Random(name)
+    assert grammar.least_tokens is not None
+    for more in range(0, 200, 10):
+        limit = grammar.least_tokens + more
+        matcher = grammar.matcher(max_tokens=limit)
+        while matcher.num_tokens < limit and (token := longest_way(grammar, matcher, rng)[0]) >= 0:
+            assert matcher.accept(token)
+        assert matcher.is_accepting(), (limit, matcher.num_tokens)
