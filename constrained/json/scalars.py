@@ -582,7 +582,7 @@ class Scalars:
             codes = intersection(codes, tuple((c, c) for c in found))
         if not codes:
             return 0
-        is_high = len(digits) >= 4 and digits[0] == "d" and digits[1] in "89ab"
+        is_high = digits[:2] in ("d8", "d9", "da", "db")
         if (len(digits) == 4 and not is_high) or len(digits) == 10:
             to = self._derive(exprs, chr(codes[0][0]).encode())
             return self._string(to, spelling)
@@ -602,7 +602,7 @@ class Scalars:
 
         def make() -> int:
             state = self._within_escape(fill, exprs, spelling, codes, detour=not digits)
-            machine.escape_left[state] = (4 if len(digits) < 4 else 10) - len(digits)
+            machine.escape_left[state] = (10 if is_high else 4) - len(digits)
             return state
 
         return machine.state(("code point", exprs, spelling, free, digits), make)

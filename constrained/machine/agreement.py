@@ -5,6 +5,7 @@ may still spell. Most texts soon agree with none.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -205,6 +206,13 @@ class Agreement(NamedTuple):
         done = top.done | {top.name} if isinstance(known[0][1], dict) else top.done
         return Agreement(AFTER, known, b"", (*self.stack[:-1], top._replace(known=known, done=done)))
 
+    def items_by_byte(self) -> Counter[int]:
+        """By byte, how many of the known values have it next, where a string that is no name is under way."""
+        if self.mode != STRING:
+            return Counter()
+        size = len(unescaped(self.text))
+        return Counter([known[size] if len(known) > size else QUOTE for _, known in self.live])
+
     def agreeing_bytes(self) -> frozenset[int]:
         """The bytes after which some known value may still agree, white space aside, and maybe some more."""
         match self.mode:
@@ -279,8 +287,8 @@ def _code(found: re.Match[bytes]) -> bytes:
 
 
 def _long_escape(rest: bytes) -> bytes:
-    r"""The first character of a text as ``\uXXXX``, or as two of them, in lower case; b"" of an empty text."""
-    if not rest:
+    r"""The first character of a text as ``\uXXXX``, or as two of them, in lower case; b"" where none begins."""
+    if not rest or 0x80 <= rest[0] < 0xC0:
         return b""
     size = 1 if rest[0] < 0x80 else 2 if rest[0] < 0xE0 else 3 if rest[0] < 0xF0 else 4
     units = rest[:size].decode(errors="surrogatepass").encode("utf-16-be", errors="surrogatepass")

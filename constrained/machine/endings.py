@@ -13,7 +13,10 @@ Some choices keep a search small. They make some endings longer than the shortes
     a value has its shortest text, unless what follows depends on which text it is (``decides``): then the shortest
     text for each of the first ``FEW`` results is tried, and for fewer of them once most steps are used;
     items of arrays with ``uniqueItems`` are chosen one after the other, each as short as the items before it allow, and
-    so are names that have to differ, where those of the shortest ending do not.
+    so are names that have to differ, where those of the shortest ending do not; an ending that was found behind other
+    items is used again, with others for the items that it repeats;
+    after a mask of items that have to differ, one token tells of those that lead to the same place what they need, with
+    ``SPARE`` tokens more: what is left of the text does not depend on the item under way but for items that repeat it.
 """
 
 import heapq
@@ -28,7 +31,6 @@ from ..native_code import brief_native
 from ..spec import GrammarTooComplex
 from ..tables import PART_BITS
 from . import walk
-from .item_texts import BETWEEN
 from .machine import MASK_WORK
 from .masks import Masks
 from .recent import Recent
@@ -38,7 +40,10 @@ from .walk import PUSH
 MAX_BYTES = 1 << 14  # of an ending
 MAX_STEPS = 4_000  # places visited for one ending
 START_WORK = 4  # times as much for the ending of a whole text, which is looked for while its grammar is compiled
+BYTES_A_STEP = 32  # of those that are read to see whether an ending fits
+ITEMS_WORK = 2  # and times as much again where items have to differ: those steps are shorter
 MAX_MASK_STEPS = 2_000  # and for those after all tokens of a mask: 0.1 s; the others count as not found
+MAX_ITEM_MASK_STEPS = 250  # where items have to differ: 20 to 40 ms
 FEW = 8
 FEW_TOKENS = 64  # of a mask, each followed by itself
 MAX_HINTED = 200  # bytes of a text of a language that is told apart
@@ -46,10 +51,11 @@ MAX_STEPS_FOR_FEW = 300
 SHARE_FOR_FEW = 10  # further results of a value are looked for in at most a tenth as many places as steps are left
 FAR = 2_048  # tokens that an ending is taken to need if it was not found
 NOT_ALLOWED = 1 << 30
+SPARE = 2  # tokens that an ending may need more if an item is another one than where it was found
+MAX_KEPT = 2  # endings for a place behind different items
 COSTS_KEPT = 64  # configurations whose costs are kept for each token
 
-_ITEM_ENDS = frozenset(b",]")
-_NAME_ENDS = frozenset(b',]"')
+_NAME_END, _ITEM_END = re.compile(rb'"'), re.compile(rb"[,\]}]")
 _ITEM_BEGINS = re.compile(rb'[\[,]|(?<![^{,\s])"')
 ACCEPTED = -1  # the result where the whole text may end
 # A node of a search: bytes, in a string also those to come at least, those so far, negated, the word so far, the kind,
@@ -116,6 +122,9 @@ class Endings:
         self._known: dict[int, ShortEnding | None] = {}
         self._levels: dict[tuple[int, int, int, int, bool], _Level] = {}
         self._chosen: dict[int, tuple[bytes, int, int]] = {}  # by the frame of a property name
+        self._by_place: dict[tuple[int, int, int], list[ShortEnding]] = {}  # where items were chosen anew
+        self._alike: dict[tuple[object, ...], int] = {}  # the first configuration of each likeness
+        self._having: dict[bytes, np.ndarray] = {}  # bool [V]: the tokens with any of the bytes
         self._most: dict[int, int] = {}
         self._costs: Recent[int, np.ndarray] = Recent(COSTS_KEPT)
         self._steps = np.zeros((256, 4), np.int64)
@@ -138,7 +147,8 @@ class Endings:
 
     def of_start(self, config: int) -> ShortEnding | None:
         """As ``of``, before a text, for which more work is spent: what it finds inside values is kept."""
-        return self._known[config] if config in self._known else self._of(config, START_WORK)
+        times = START_WORK * ITEMS_WORK if self._machine.reads_items else START_WORK
+        return self._known[config] if config in self._known else self._of(config, times)
 
     def _of(self, config: int, times: int) -> ShortEnding | None:
         machine = self._machine
@@ -236,19 +246,40 @@ class Endings:
         vocabulary = self._masks.vocabulary
         groups, configs = self._configs_after(config, mask)
         costs = np.full(len(configs) + 1, NOT_ALLOWED, np.int32)  # the last one is that of the tokens without a group
-        most_steps = self.num_steps + MAX_MASK_STEPS
         num_tokens = np.bincount(groups + 1, minlength=len(configs) + 1)[1:]
+        work = MAX_ITEM_MASK_STEPS if self._machine.place(config)[3] else MAX_MASK_STEPS
+        most_steps = self.num_steps + work
         with self._machine.fuel.at_most(MASK_WORK):
             for i in np.argsort(-num_tokens, kind="stable").tolist():  # where most tokens lead first
-                following = configs[i]
-                ending = self._known.get(following)
-                if ending is None and following not in self._known and self.num_steps < most_steps:
-                    ending = self._try(following)
-                costs[i] = FAR if ending is None else ending.num_tokens
+                following = like = configs[i]
+                if self._machine.place(following)[3] and following not in self._known:
+                    like = self._alike.setdefault(self._likeness(following), following)
+                    if self.num_steps < most_steps - work // 2:
+                        like = following
+                ending = self._known.get(like)
+                if ending is None and like not in self._known and self.num_steps < most_steps:
+                    ending = self._try(like)
+                is_exact = like == following and (num_tokens[i] == 1 or not self._machine.place(following)[3])
+                costs[i] = FAR if ending is None else ending.num_tokens + (0 if is_exact else SPARE)
         out = costs[groups]
         if mask[vocabulary.eos >> 5] >> np.uint32(vocabulary.eos & 31) & 1:
             out[vocabulary.eos] = 0
         return out, int(costs[:-1].max(initial=0))
+
+    def _likeness(self, config: int) -> tuple[object, ...]:
+        """Equal where the same may follow, but for items yet to come that would repeat the one under way."""
+        machine = self._machine
+        state, aux, stack, reading = machine.place(config)
+        levels = machine.items.levels(reading)
+        if levels:
+            is_inside = machine.is_in_item(levels, stack)
+            levels = tuple(
+                level._replace(text=0)
+                if level.text > 0 and (is_inside or level is not levels[-1]) and machine.items.agreement(level) is None
+                else level
+                for level in levels
+            )
+        return state, aux, stack, levels
 
     def _configs_after(self, config: int, mask: np.ndarray) -> tuple[np.ndarray, list[int]]:
         """Which of some configurations each token of the mask leads to, int32 [V], -1 for others; and these."""
@@ -262,11 +293,11 @@ class Endings:
         # What follows an item depends on its text: tokens that may end one are followed one by one, of the others one
         # of each group.
         tokens = np.flatnonzero(groups >= 0)
-        ends, begins = self._ends_of(config)
-        texts = [self._masks.vocabulary.tokens[t] for t in tokens]
-        is_few = len(tokens) <= FEW_TOKENS
-        may_end = np.array([is_few or not ends.isdisjoint(text) or text in begins for text in texts], bool)
-        alone = tokens[may_end]
+        alone = tokens
+        if len(tokens) > FEW_TOKENS:
+            is_alone = self._may_end_item(config)[tokens]
+            is_alone |= np.isin(tokens, self._masks.agreeing(config))
+            alone = tokens[is_alone]
         groups[alone] = -1
         _, firsts = np.unique(groups[groups >= 0], return_index=True)
         configs: list[int] = []
@@ -285,17 +316,19 @@ class Endings:
             groups[token] = numbers[following]
         return groups, configs
 
-    def _ends_of(self, config: int) -> tuple[frozenset[int], frozenset[bytes]]:
-        """The bytes where an item under way may end, and texts that a name before the one under way has there too."""
-        items = self._machine.items
-        levels = items.levels(self._machine.place(config)[3])
-        if not levels or not levels[-1].is_object:
-            return _ITEM_ENDS, frozenset()
-        if levels[-1].text == BETWEEN:
-            return _NAME_ENDS, frozenset()
-        text = items.text(levels[-1].text)
-        names = [name for name in levels[-1].seen.values() if name.startswith(text)]
-        return _NAME_ENDS, frozenset(n[len(text) : end] for n in names for end in range(len(text) + 1, len(n) + 1))
+    def _may_end_item(self, config: int) -> np.ndarray:
+        """bool [V]: the tokens with a byte where an item, or a name of an object that counts them, may end."""
+        machine = self._machine
+        state, _, _, reading = machine.place(config)
+        levels = machine.items.levels(reading)
+        ends = b'"'
+        if not (machine.inside_string[state] or machine.counted[state]):
+            ends = b',]"' if levels and levels[-1].is_object else b",]"
+        found = self._having.get(ends)
+        if found is None:
+            having = self._masks.vocabulary.having
+            found = self._having[ends] = np.logical_or.reduce([having(bytes([byte])) for byte in ends])
+        return found
 
     def _places_after(self, config: int, mask: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
         """As ``_configs_after``, with places (state, aux, stack) whose stacks are valid until the next walk."""
@@ -335,32 +368,10 @@ class Endings:
         if config in self._finding:
             self._num_cut += 1
             return None
-        machine, start, num_cut = self._machine, config, self._num_cut
-        path: list[tuple[int, bytes]] = []
-        ending: ShortEnding | None = None
-        self._finding.add(start)
+        machine, num_cut = self._machine, self._num_cut
+        self._finding.add(config)
         try:
-            while config not in self._known:
-                fewest = self._with_fewest_characters(config)
-                if fewest != config:
-                    self._find(fewest)
-                    if self.knows_at_once(config):
-                        continue
-                ways = self._ways_out(config)
-                if len(ways) == 1 and ways[0][1] >= 0:
-                    path.append((config, ways[0][0]))
-                    config = ways[0][1]
-                    continue
-                best: ShortEnding | None = None
-                for word, following in ways:
-                    rest = _NO_BYTES if following < 0 else self._find(following)
-                    if rest is not None and (best is None or len(word) + len(rest.word) < len(best.word)):
-                        best = self._joined(word, rest)
-                path.append((config, b""))
-                ending = best
-                break
-            else:
-                ending = self._known[config]
+            path, ending = self._outward(config)
             for at, word in reversed(path):
                 if ending is not None:
                     ending = self._joined(word, ending)
@@ -369,8 +380,32 @@ class Endings:
                 if num_cut == self._num_cut or len(self._finding) == 1:
                     self._known[at] = ending
         finally:
-            self._finding.discard(start)
+            self._finding.discard(config)
         return ending
+
+    def _outward(self, config: int) -> tuple[list[tuple[int, bytes]], ShortEnding | None]:
+        """The configurations on a way out of the values, each with the text to the next one, and the ending behind the
+        last text; items may repeat others there."""
+        path: list[tuple[int, bytes]] = []
+        while config not in self._known:
+            fewest = self._with_fewest_characters(config)
+            if fewest != config:
+                self._find(fewest)
+                if self.knows_at_once(config):
+                    continue
+            ways = self._ways_out(config)
+            if len(ways) == 1 and ways[0][1] >= 0:
+                path.append((config, ways[0][0]))
+                config = ways[0][1]
+                continue
+            best: ShortEnding | None = None
+            for word, following in ways:
+                rest = _NO_BYTES if following < 0 else self._find(following)
+                if rest is not None and (best is None or len(word) + len(rest.word) < len(best.word)):
+                    best = self._joined(word, rest)
+            path.append((config, b""))
+            return path, best
+        return path, self._known[config]
 
     def _joined(self, word: bytes, rest: ShortEnding) -> ShortEnding:
         if not word:
@@ -381,36 +416,86 @@ class Endings:
         return ShortEnding(whole, costs)
 
     def _with_items(self, config: int, ending: ShortEnding) -> ShortEnding | None:
-        """The ending, or where it repeats an item another one, chosen anew from the first item on that begins in it."""
-        machine, word = self._machine, ending.word
+        """The ending, with another item for each one that it repeats. Better than the ending that repeats are those
+        that were found for the same place behind other items, also where one of their items has to be replaced."""
+        machine = self._machine
+        parts: list[tuple[int, bytes]] = []  # what leads to ``ending``
+        at = config
+        while not self._ends(at, ending.word):
+            begin, place = self._repeating(at, ending.word)
+            parts.append((at, ending.word[:begin]))
+            kept = self._by_place.get(machine.place(place)[:3], ())
+            valid = next((e for e in kept if self._ends(place, e.word)), None)
+            if valid is not None:
+                ending = valid
+                break
+            way = self._way_apart(place)
+            if not way and begin:
+                parts.pop()
+                place, begin = at, 0
+                way = self._way_apart(at)
+            if not way:
+                return None
+            parts.append((place, way))
+            at = machine.advance_bytes(place, way)
+            path, rest = self._outward(at)
+            if rest is None:
+                return None
+            anew = self._joined(b"".join(word for _, word in path), rest)
+            old = kept[0] if kept else ShortEnding(ending.word[begin:], ending.costs[begin:])
+            ending = self._spliced(at, anew, place, old)
+        for at, word in reversed(parts):
+            ending = self._joined(word, ending)
+            self._keep(at, ending)
+        return ending
+
+    def _spliced(self, at: int, anew: ShortEnding, place: int, old: ShortEnding) -> ShortEnding:
+        """The first item or name of ``anew``, an ending of ``at``, and what comes behind that of ``old``, an ending of
+        ``place``, if both lead to the same place and back; else ``anew``."""
+        machine = self._machine
+        levels = machine.items.levels(machine.place(place)[3])
+        ends = _NAME_END if levels and levels[-1].is_object else _ITEM_END
+        first, other = ends.search(anew.word), ends.search(old.word)
+        if not first or not other:
+            return anew
+        head, size = anew.word[: first.end()], other.end()
+        to = machine.place_after(at, head)
+        if to is None or to != machine.place_after(place, old.word[:size]):
+            return anew
+        return self._joined(head, ShortEnding(old.word[size:], old.costs[size:]))
+
+    def _ends(self, config: int, word: bytes) -> bool:
+        """Whether the text may end with ``word``: what is read before and in it are items that repeat none."""
         end = self._read_on(config, word)
-        if end >= 0 and machine.may_end(end):
-            return ending
-        at, begin = config, 0
+        return end >= 0 and self._machine.may_end(end)
+
+    def _repeating(self, config: int, word: bytes) -> tuple[int, int]:
+        """Where in ``word``, which the text may not end with, an item begins that repeats one, 0 for the one under way;
+        and the configuration there."""
+        machine = self._machine
+        at, begin, last, place = config, 0, 0, config
         for found in _ITEM_BEGINS.finditer(word):
             at = self._read_on(self._read_on(at, word[begin : found.start()]), found.group())
             if at < 0:
-                return self._apart(config)
+                break
             begin = found.end()
             _, _, stack, reading = machine.place(at)
             if machine.items.begins_item(reading, stack, machine.stack_depths):
-                spent = machine.fuel.spent
-                is_stuck = machine.is_stuck(at)
-                self._count_steps((machine.fuel.spent - spent) // STEP_FUEL)
-                if is_stuck:
-                    return self._apart(config)
-                rest = self._find(at)
-                return None if rest is None else self._joined(word[:begin], rest)
-        at = self._read_on(at, word[begin:])
-        if at < 0:
-            return self._apart(config)
-        return ending if machine.may_end(at) else None
+                last, place = begin, at
+        return last, place
+
+    def _keep(self, config: int, ending: ShortEnding) -> None:
+        """Remember an ending for its place, whatever the items before it: the shortest ones found there."""
+        kept = self._by_place.setdefault(self._machine.place(config)[:3], [])
+        kept.append(ending)
+        kept.sort(key=lambda e: e.num_tokens)
+        del kept[MAX_KEPT:]
 
     def _read_on(self, config: int, data: bytes) -> int:
         """The configuration after ``data``; -1 where it is refused, or the one before it was."""
         if config < 0 or not data:
             return config
-        self._count_steps(1)
+        self._count_steps(1 + len(data) // BYTES_A_STEP)
         return self._machine.read_on(config, data)
 
     def _count_steps(self, count: int) -> None:
@@ -418,14 +503,12 @@ class Endings:
         if self.num_steps > self._last_step:
             raise GrammarTooComplex("no ending of the text was found within the limit of steps")
 
-    def _apart(self, config: int) -> ShortEnding | None:
-        """An ending whose next item differs from those before it, where the shortest one repeats an item."""
+    def _way_apart(self, config: int) -> bytes:
+        """Bytes after which the items under way differ from those before them; b"" if there are none."""
         spent = self._machine.fuel.spent
         way = self._masks.way_apart(config)
         self._count_steps((self._machine.fuel.spent - spent) // STEP_FUEL)
-        at = self._machine.advance_bytes(config, way) if way else -1
-        rest = self._find(at) if at >= 0 else None
-        return None if rest is None else self._joined(way, rest)
+        return way
 
     def _ways_out(self, config: int) -> list[tuple[bytes, int]]:
         """Texts that lead out of the value under way, each with the configuration behind it; -1 where the whole text
@@ -642,12 +725,13 @@ class Endings:
         """Of a string, the fewest bytes that may be missing: the characters, of one byte at least, and the quote; 0 for
         other states. ``count`` and ``low``: of one whose characters are counted."""
         machine = self._machine
+        left = machine.escape_left.get(state, 0)  # of one character
         if machine.counted[state]:
-            return max(low - count, int(machine.arrays[walk.CHARS_LEFT][state]), 0) + 1
+            chars = max(low - count, int(machine.arrays[walk.CHARS_LEFT][state]), 0)
+            return chars + max(left - 1, 0) + 1 if chars else left + 1
         language = machine.strings[state >> PART_BITS].get(state)
         if language is None:
-            left = machine.escape_left.get(state)
-            return 0 if left is None else left + 1
+            return left + 1 if left else 0
         return machine.expressions.at_least(language) + 1
 
     def _begin_name(self, queue: list[_Node], word: bytes, state: int, frame: int, base: int) -> None:

@@ -968,6 +968,11 @@ class Machine:
             after = self._follow(state, aux, stack, -1, data)
             return -1 if after is None else self.config(*after)
 
+    def place_after(self, config: int, data: bytes) -> tuple[int, int, int] | None:
+        """The state, aux and stack after bytes, where items may repeat others; None if the grammar refuses them."""
+        with self.lock:
+            return self._follow(*self.place(config)[:3], -1, data)
+
     def spaces_before(self, config: int) -> bytes:
         """The bytes of white space of which one has to come before the state's own bytes; none where none has to."""
         state, aux, _, _ = self.place(config)

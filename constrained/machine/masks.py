@@ -154,6 +154,10 @@ class Masks:
         """Bytes after which the items under way differ from those before them; b"" if none are found."""
         return self._repeats.way_apart(config)
 
+    def agreeing(self, config: int) -> np.ndarray:
+        """The tokens after which an item or a name under way still agrees with one before it, and maybe some more."""
+        return self._repeats.agreeing(config)
+
     def only_token(self, config: int) -> int:
         """The one token the mask allows; -1 if there are more."""
         found = self._only.get(config)

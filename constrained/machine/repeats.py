@@ -6,8 +6,8 @@ item that was read before; and those that end one item and begin the next. They 
 along the known items, and by the few tokens that hold a comma; each is tried.
 """
 
-from collections import deque
 from functools import cached_property
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -71,6 +71,19 @@ class Repeats:
         row = _without(row, _tokens_in(row, refused))
         return _without(row, self._wrong(config, _tokens_in(row, suspects)))
 
+    def agreeing(self, config: int) -> np.ndarray:
+        """The tokens after which an item or a name under way still agrees with one before it, and maybe some more."""
+        machine = self.machine
+        _, _, stack, reading = machine.place(config)
+        levels = machine.items.levels(reading)
+        agreements = list(self._agreements(config))
+        if levels and not machine.is_in_item(levels, stack) and (next_item := agreement_with(levels[-1].seen.values())):
+            agreements.append(next_item)
+        found: list[np.ndarray] = [np.zeros(0, np.int32)]
+        for agreement in agreements:
+            self._follow(config, agreement, found, found, loops=True)
+        return np.concatenate(found)
+
     def _crossing_of(self, levels: Levels, state: int, stack: int, is_inside: bool) -> list[np.ndarray]:
         """The tokens that may end the innermost array's item and go on behind it, and those that open an array."""
         machine, crossing = self.machine, self._crossing
@@ -119,10 +132,12 @@ class Repeats:
         agreement: Agreement,
         suspects: list[np.ndarray],
         repeats: list[np.ndarray],
+        *,
+        loops: bool = False,
     ) -> None:
         """Walk the trie along the known items: tokens that agree with one are ``suspects``, or ``repeats`` if they end.
 
-        Tokens that lead back to an open-ended state within the string under way are no suspects.
+        Tokens that lead back to an open-ended state within the string under way are no suspects without ``loops``.
         """
         trie, fuel = self.machine.vocabulary.trie, self.machine.fuel
         num_nodes, num_tokens = trie.num_nodes, len(trie.token_order)
@@ -146,12 +161,12 @@ class Repeats:
                     if trie.num_tokens[node]:
                         first = trie.first_token[node]
                         suspects.append(trie.token_order[first : first + trie.num_tokens[node]])
-            if following.is_in_string and not before.is_in_string:
+            if following.is_in_string and not before.is_in_string and not loops:
                 after = self.machine.read_on(config, path)
                 looping = self._looping_bytes(after) if after >= 0 else b""  # white space may be missing
             todo.append((nodes, path, following, looping))
 
-        looping = self._looping_bytes(config) if agreement.is_in_string else b""
+        looping = self._looping_bytes(config) if agreement.is_in_string and not loops else b""
         for byte in agreement.agreeing_bytes():
             nodes = [] if agreement.is_in_scalar else self._nodes_after_space(byte)
             if agreement.is_in_scalar and byte in self._children_of(-1):
@@ -256,16 +271,27 @@ class Repeats:
             return self._way_apart(config) or b""
 
     def _way_apart(self, start: int, *, met: list[tuple[int, bytes]] | None = None) -> bytes | None:
-        """The fewest bytes that lead to another value.
+        """About the fewest bytes that lead to another value. Of as many bytes those are tried first that the fewest
+        known items begin with: beside thousands of items that lead apart, few have to be tried.
 
         With ``met`` not the fewest: it gets the configurations looked at, each with the bytes to it, and the bytes may
         lead just into a string that may go on, or to a configuration that is known to have a way.
         """
         machine = self.machine
-        todo, seen = deque([(start, b"")]), set()
+        sign = 1 if met is None else -1  # breadth first, or depth first
+        tick = 0
+        todo: list[tuple[int, int, int, int, bytes]] = [(0, 0, 0, start, b"")]  # length, items, order, before, way
+        seen = set()
         while todo:
-            config, way = todo.popleft() if met is None else todo.pop()
+            _, _, _, config, way = heappop(todo)
+            if way:
+                machine.fuel.spend(STEP_FUEL)
+                config = machine.read_on(config, way[-1:])
+                if config < 0:
+                    continue
             agreements = self._agreements(config)
+            if not agreements:
+                return way
             if met is not None:
                 is_dead = self._dead.get(config)
                 if is_dead:
@@ -278,13 +304,10 @@ class Repeats:
             if key in seen:
                 continue
             seen.add(key)
+            num_items = agreements[-1].items_by_byte()
             for byte in self._bytes_of(state, agreements):
-                machine.fuel.spend(STEP_FUEL)
-                after = machine.read_on(config, bytes([byte]))
-                if after >= 0:
-                    if not self._agreements(after):
-                        return way + bytes([byte])
-                    todo.append((after, way + bytes([byte])))
+                tick += 1
+                heappush(todo, (sign * (len(way) + 1), num_items[byte], tick, config, way + bytes([byte])))
         return None
 
     def _bytes_of(self, state: int, agreements: tuple[Agreement, ...]) -> list[int]:

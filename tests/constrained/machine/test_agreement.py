@@ -100,6 +100,15 @@ def test_an_escape_that_spells_another_character_agrees_no_more(text: str, agree
     assert (read(f'"{text}', ["é"]) is not None) == agrees
 
 
+def test_an_escape_in_the_middle_of_a_character_agrees_no_more() -> None:
+    agreement = agreement_with(iter(["é".encode()]))
+    for byte in b'"\xc3':
+        assert agreement is not None
+        agreement = agreement.step(byte)
+    assert agreement is not None and agreement.agreeing_bytes() >= {0xA9}
+    assert agreement.step(0x5C) is None
+
+
 def test_keys_are_equal_for_equal_values_alone() -> None:
     keys = [key_of(known_value(value)) for value in VALUES]
     assert len(set(keys)) == len(VALUES)
