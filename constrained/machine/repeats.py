@@ -311,7 +311,8 @@ class Repeats:
         return None
 
     def _bytes_of(self, state: int, agreements: tuple[Agreement, ...]) -> list[int]:
-        """The bytes to try: one for each next state where no known item agrees, then those where some does.
+        """The bytes to try, in order: one for each next state where no known item agrees, those where some does, and
+        white space.
 
         A number gets no exponent, so that the search has an end: one that differs has a spelling without.
         """
@@ -321,12 +322,12 @@ class Repeats:
         left_out = b"eE" if agreements[-1].is_in_number else b""
         allowed = [b for b in np.flatnonzero(row > 0).tolist() if b not in left_out]
         spaces: list[int] = []
-        if not agreements[-1].is_in_string:  # tried last
+        if not agreements[-1].is_in_string:
             spaces = list(b"\t\n ") if machine.arrays[walk.SPACE][state] else [b for b in allowed if b in SPACES]
             allowed = [b for b in allowed if b not in SPACES]
         apart = {int(row[b]): b for b in allowed if b not in agreeing and b != 0x5C}
         ends = [b for b in b",]}" if row[b] <= 0] if machine.arrays[walk.ENDS][state] else []
-        return [*spaces, *apart.values(), *ends, *(b for b in allowed if b in agreeing or b == 0x5C)]
+        return [*apart.values(), *ends, *(b for b in allowed if b in agreeing or b == 0x5C), *spaces]
 
 
 def _tokens_in(row: np.ndarray, tokens: list[np.ndarray]) -> np.ndarray:
