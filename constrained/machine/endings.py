@@ -15,8 +15,8 @@ Some choices keep a search small. They make some endings longer than the shortes
     items of arrays with ``uniqueItems`` are chosen one after the other, each as short as the items before it allow, and
     so are names that have to differ, where those of the shortest ending do not; an ending that was found behind other
     items is used again, with others for the items that it repeats;
-    after a mask of items that have to differ, one token tells of those that lead to the same place what they need, with
-    ``SPARE`` tokens more: what is left of the text does not depend on the item under way but for items that repeat it.
+    where items have to differ, the ending after one token stands for all tokens of a mask that lead to the same place,
+    with ``SPARE`` tokens more, because an item of that ending may be the item under way after another token.
 """
 
 import heapq
@@ -41,7 +41,7 @@ MAX_BYTES = 1 << 14  # of an ending
 MAX_STEPS = 4_000  # places visited for one ending
 START_WORK = 4  # times as much for the ending of a whole text, which is looked for while its grammar is compiled
 BYTES_A_STEP = 32  # of those that are read to see whether an ending fits
-ITEMS_WORK = 2  # and times as much again where items have to differ: those steps are shorter
+ITEMS_WORK = 2  # times as much again where items have to differ, since those steps are shorter
 MAX_MASK_STEPS = 2_000  # and for those after all tokens of a mask: 0.1 s; the others count as not found
 MAX_ITEM_MASK_STEPS = 250  # where items have to differ: 20 to 40 ms
 FEW = 8
@@ -51,7 +51,7 @@ MAX_STEPS_FOR_FEW = 300
 SHARE_FOR_FEW = 10  # further results of a value are looked for in at most a tenth as many places as steps are left
 FAR = 2_048  # tokens that an ending is taken to need if it was not found
 NOT_ALLOWED = 1 << 30
-SPARE = 2  # tokens that an ending may need more if an item is another one than where it was found
+SPARE = 2  # tokens added to the cost of an ending that was found for another item under way
 MAX_KEPT = 2  # endings for a place behind different items
 COSTS_KEPT = 64  # configurations whose costs are kept for each token
 
@@ -267,7 +267,8 @@ class Endings:
         return out, int(costs[:-1].max(initial=0))
 
     def _likeness(self, config: int) -> tuple[object, ...]:
-        """Equal where the same may follow, but for items yet to come that would repeat the one under way."""
+        """Equal for configurations that the same texts may follow, except texts with a later item that repeats the item
+        under way."""
         machine = self._machine
         state, aux, stack, reading = machine.place(config)
         levels = machine.items.levels(reading)
@@ -416,8 +417,8 @@ class Endings:
         return ShortEnding(whole, costs)
 
     def _with_items(self, config: int, ending: ShortEnding) -> ShortEnding | None:
-        """The ending, with another item for each one that it repeats. Better than the ending that repeats are those
-        that were found for the same place behind other items, also where one of their items has to be replaced."""
+        """The ending, with another item for each one that repeats an earlier item. Where one does, the search first
+        tries the endings that it found for the same place behind other items, and replaces as few of their items."""
         machine = self._machine
         parts: list[tuple[int, bytes]] = []  # what leads to ``ending``
         at = config
@@ -450,8 +451,8 @@ class Endings:
         return ending
 
     def _spliced(self, at: int, anew: ShortEnding, place: int, old: ShortEnding) -> ShortEnding:
-        """The first item or name of ``anew``, an ending of ``at``, and what comes behind that of ``old``, an ending of
-        ``place``, if both lead to the same place and back; else ``anew``."""
+        """``anew``, an ending of ``at``, up to the end of its first item or name, then ``old``, an ending of ``place``,
+        behind its own first one. Where these two lead to different places: ``anew``."""
         machine = self._machine
         levels = machine.items.levels(machine.place(place)[3])
         ends = _NAME_END if levels and levels[-1].is_object else _ITEM_END

@@ -630,7 +630,7 @@ class Machine:
 
     def end_states(self, count: int) -> np.ndarray:
         """int32 [count]: the states in which a value has just ended with the results 1, 2, ... They are made together,
-        which takes a tenth of the time."""
+        which is faster."""
         known = len(self._end_states)
         if count > known:
             more = 2 * count - known

@@ -271,8 +271,8 @@ class Repeats:
             return self._way_apart(config) or b""
 
     def _way_apart(self, start: int, *, met: list[tuple[int, bytes]] | None = None) -> bytes | None:
-        """About the fewest bytes that lead to another value. Of as many bytes those are tried first that the fewest
-        known items begin with: beside thousands of items that lead apart, few have to be tried.
+        """About the fewest bytes that lead to another value. Among ways of the same length, the search first tries the
+        bytes that the fewest known items have next, so that it tries few bytes beside thousands of items.
 
         With ``met`` not the fewest: it gets the configurations looked at, each with the bytes to it, and the bytes may
         lead just into a string that may go on, or to a configuration that is known to have a way.

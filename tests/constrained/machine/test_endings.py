@@ -109,7 +109,7 @@ def test_every_walk_ends_within_its_limit(vocabulary: Vocabulary, at: int) -> No
 @pytest.mark.parametrize("at", range(len(GRAMMARS)), ids=NAMES)
 def test_masks_hold_the_tokens_after_which_the_ending_fits_and_no_others(vocabulary: Vocabulary, at: int) -> None:
     grammar = compiled(at, vocabulary)
-    # Where items have to differ, one token tells of others what they need, and those may need less or more.
+    # Where items have to differ, the cost of one token stands for others, which may need fewer tokens or more.
     spare = 2 * SPARE if grammar.machine.reads_items else 0
     rng = random.Random(at)
     most = (grammar.least_tokens or 0) + 12
