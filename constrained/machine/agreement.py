@@ -287,7 +287,7 @@ def _code(found: re.Match[bytes]) -> bytes:
 
 
 def _long_escape(rest: bytes) -> bytes:
-    r"""The first character of a text as an escape with ``\u``, or as two of them, in lower case; b"" where none begins."""
+    r"""The first character of a text as an escape with ``\u``, or as two; in lower case. b"" where none begins."""
     if not rest or 0x80 <= rest[0] < 0xC0:
         return b""
     size = 1 if rest[0] < 0x80 else 2 if rest[0] < 0xE0 else 3 if rest[0] < 0xF0 else 4
