@@ -16,6 +16,9 @@ SLOWNESS_MEMORY_S = 30.0  # after which what was learned of an engine's slowness
 SLOWNESS_TRUST_S = 10.0  # expected seconds of work that weigh as much as the assumption that an engine is not slow
 ARRIVALS_MEMORY_S = 15.0  # after which a booking counts 1 / e in the rate of bookings
 SPAN_STEPS = 500.0  # steps after which an observation of step times counts 1 / e
+# No engine computes so many tokens of prompts in the time of a step that reads all weights. A fit of few and noisy
+# reports may say that they cost nothing; then any engine would be as good as the one that has the prompt.
+MOST_TOKENS_A_STEP = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +216,10 @@ class RatesFit:
         self._products = keep * self._products + weight * x * seconds
         floor = 1e-12 * np.trace(self._squares) * np.eye(3)
         step_s, row_s, prefill_s = np.linalg.solve(self._squares + floor, self._products)
-        old = self.rates
+        old, step_s = self.rates, max(float(step_s), 1e-6)
         self.rates = Rates(
-            prefill_s_per_token=max(float(prefill_s), 1e-9),
-            step_s=max(float(step_s), 1e-6),
+            prefill_s_per_token=max(float(prefill_s), step_s / MOST_TOKENS_A_STEP),
+            step_s=step_s,
             row_s=max(float(row_s), 0.0),
             host_load_s_per_token=old.host_load_s_per_token,
         )

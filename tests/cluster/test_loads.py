@@ -3,8 +3,10 @@
 import random
 
 import pytest
+from phloem.cluster.index import Match, Matches
 from phloem.cluster.loads import (
     DEFAULT_RATES,
+    MOST_TOKENS_A_STEP,
     UNKNOWN_OUTPUT,
     Booking,
     Loads,
@@ -12,6 +14,7 @@ from phloem.cluster.loads import (
     Rates,
     RatesFit,
 )
+from phloem.cluster.placement import Demand, Placement
 
 
 class Metrics:
@@ -60,6 +63,20 @@ def test_a_change_of_speed_is_learned_and_a_restart_begins_anew():
         for i in range(60):
             fit.note("a", engine.run(200, prompts=(i % 4) / 4))
         assert fit.rates.prefill_s_per_token == pytest.approx(rates.prefill_s_per_token, rel=0.2)
+
+
+def test_no_noise_makes_prompts_cost_nothing():
+    """Steps without a prompt that the machine held up say that prompts make steps shorter."""
+    fit = RatesFit()
+    fit.note("a", {"steps": 20, "forward_rows": 20, "forward_tokens": 4020, "step_seconds": 0.2})
+    fit.note("a", {"steps": 40, "forward_rows": 40, "forward_tokens": 4040, "step_seconds": 1.2})
+    found = fit.rates
+    assert found.prefill_s_per_token == pytest.approx(found.step_s / MOST_TOKENS_A_STEP)
+    where = Placement(rng=random.Random(0))
+    for name in ("a", "b"):
+        where.loads.add(name, rates=found, max_rows=16)
+    matches = Matches.of({"b": Match(832, 832)})
+    assert {where.choose(Demand(900, 2), matches, 0.0).engine for _ in range(50)} == {"b"}
 
 
 def test_an_idle_engine_keeps_the_rates_that_were_given():
