@@ -529,10 +529,11 @@ def _bench(args: argparse.Namespace) -> int:
         if args.profile is not None:
             watch(engine, spans := Spans())
         for load, result in results:
+            steps = f"prefill {result.prefill_s * 1e3:.0f} ms, then {result.decode_median_ms:.2f} ms a step"
             print(
                 f"{load.rows} rows: {result.output_tokens} tokens in {result.wall_s:.2f} s, "
                 f"{result.tokens_per_s:.1f} tok/s; "
-                f"prefill {result.prefill_s * 1e3:.0f} ms, then {result.decode_median_ms:.2f} ms a step",
+                f"{steps if result.decode_ms else 'no step had one token of each row alone'}",
                 flush=True,
             )
             if args.profile is not None:
@@ -1034,7 +1035,8 @@ def _add_bench(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
         help="measure the engine's speed in this process",
-        description="Run sequences of random tokens in this process, without a server, and print the engine's speed.",
+        description="Run sequences of random tokens in this process, without a server, and print the engine's speed. "
+        "Without drafts, as what follows random tokens soon repeats itself; --speculative auto has them.",
     )
     bench.add_argument("model", metavar="MODEL", help=_MODELS)
     bench.add_argument("--rows", type=parse_at_least_one, nargs="+", default=[1, 16], help="sequences at once")
@@ -1045,7 +1047,7 @@ def _add_bench(commands: Any) -> None:
     profile = bench.add_argument("--profile", nargs="?", type=Path, const=Path(), metavar="TRACE.json")
     profile.help = "print the time of each part of a step; with a file name, also write Chrome traces TRACE-ROWS.json"
     add_engine_flags(bench)
-    bench.set_defaults(run=_bench)
+    bench.set_defaults(run=_bench, speculative="off")
 
 
 def _add_quantize(commands: Any) -> None:

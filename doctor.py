@@ -33,11 +33,18 @@ def _machine() -> dict[str, str]:
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": sys.version.split()[0],
+        "Python bytecode": _bytecode(),
         "cpu": processor.name(),
         "cores for this process": str(processor.num_cores()),
         "cpu features": " ".join(_cpu_features()) or "none of note",
         "memory": f"{memory / 1e9:.1f} GB" if (memory := processor.memory_bytes()) else "unknown",
     }
+
+
+def _bytecode() -> str:
+    if not sys.dont_write_bytecode:
+        return "kept in __pycache__"
+    return "not kept (PYTHONDONTWRITEBYTECODE): modules that were never compiled are compiled at every start"
 
 
 def _cpu_features() -> list[str]:

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import os
 import signal
 import socket
 import subprocess
@@ -404,6 +405,16 @@ def test_doctor_names_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for word in ("machine", "cpu features", "torch", "4-bit CPU linears", "CUDA", "smollm2"):
         assert word in shown
+
+
+@pytest.mark.parametrize("value", ["", "1"])
+def test_doctor_tells_whether_bytecode_is_kept(value: str) -> None:
+    """Where it is not, torch's Python is compiled at every start, which takes seconds."""
+    command = [sys.executable, "-m", "phloem", "doctor"]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": value}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    (line,) = [line for line in done.stdout.splitlines() if "Python bytecode" in line]
+    assert ("not kept (PYTHONDONTWRITEBYTECODE)" if value else "kept in __pycache__") in line and done.returncode == 0
 
 
 def test_without_a_command_the_usage_is_shown() -> None:

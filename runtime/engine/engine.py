@@ -422,9 +422,7 @@ class EngineCore:
             case "adapters":
                 return Answer(query.id, self.adapters.listed())
             case "flush_cache":
-                if self.loop.speculation is not None:
-                    self.loop.speculation.flush()
-                return Answer(query.id, self.cache.flush())
+                return Answer(query.id, self.flush_cache())
             case other:
                 message = f"query {other!r} is not one of: {', '.join(QUERIES)}"
                 return Answer(query.id, None, ErrorInfo("InvalidRequest", message, "what"))
@@ -437,6 +435,12 @@ class EngineCore:
         if not self.has_work and not self.programs.by_key:
             leased = self.cache.num_leased
             assert leased == 0, f"{leased} slots are leased while no program runs"
+
+    def flush_cache(self) -> int:
+        """Drop cached tokens that nothing holds, and the texts in which drafts are looked up. How many were dropped."""
+        if self.loop.speculation is not None:
+            self.loop.speculation.flush()
+        return self.cache.flush()
 
     def info(self) -> dict[str, Any]:
         config = self.model.config

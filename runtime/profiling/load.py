@@ -72,7 +72,8 @@ def run_load(
     flush: bool = True,
     between: Callable[[], object] | None = None,
 ) -> LoadResult:
-    """Run ``load``. ``flush`` empties the cache first. ``between`` is called before each step; its time is not part of
+    """Run ``load``. ``flush`` empties the cache first, and forgets the texts of earlier runs: the answers are the same
+    again, so each would be a draft. ``between`` is called before each step; its time is not part of
     ``decode_ms``. Raises InvalidParams for a load that the engine cannot hold.
     """
     longest = load.prompt_tokens + load.new_tokens
@@ -83,7 +84,7 @@ def run_load(
     if load.rows > engine.config.max_running:
         raise InvalidParams(f"{load.rows} rows, but max_running is {engine.config.max_running}")
     if flush:
-        engine.cache.flush()
+        engine.flush_cache()
     # Answers may be shorter than the grammar's shortest text.
     params = SamplingParams(max_tokens=load.new_tokens, temperature=0.0, ignore_eos=not load.grammar, finish="cut")
     grammar = GrammarSpec("json_schema", json.dumps(SCHEMA)) if load.grammar else None

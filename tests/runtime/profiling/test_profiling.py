@@ -78,6 +78,21 @@ def test_watching_changes_no_answer_and_finds_every_part(engine: EngineCore) -> 
     assert "decode steps" in table and "prefill steps" in table and "schedule" in table
 
 
+@pytest.mark.parametrize("flush", [True, False])
+def test_a_load_that_runs_again_does_not_find_its_own_answers_as_drafts(
+    model: Path, flush: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = EngineCore(EngineConfig(model=str(model), max_seq_len=256, num_threads=1))
+    speculation, flushed = engine.loop.speculation, list[bool]()
+    assert speculation is not None
+    monkeypatch.setattr(speculation, "flush", lambda: flushed.append(True))
+    load = Load(prompt_tokens=20, new_tokens=20)
+    for _ in range(2):
+        run_load(engine, load, flush=flush)
+    engine.close()
+    assert len(flushed) == 2 * flush
+
+
 def test_a_load_with_a_grammar_may_be_shorter_than_its_shortest_text(engine: EngineCore) -> None:
     ran = run_load(engine, Load(rows=2, prompt_tokens=8, new_tokens=2, grammar=True))
     assert 0 < ran.output_tokens <= 4
