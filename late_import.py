@@ -21,19 +21,25 @@ _OF_TRAINING = frozenset(
     for name in (
         "distributions",
         "export",
+        "fx.passes",
         "masked",
         "nn.intrinsic",
         "nn.qat",
+        "nn.quantized",
         "optim",
+        "profiler",
         "quantization",
         "utils.data",
     )
-)
+) | {"torchgen.model"}
+# What torch and numba import for functions that no engine calls; unittest.mock brings asyncio with it.
+_OF_OTHERS = frozenset({"numba.experimental", "unittest.mock", "yaml"})
 
 
 def late_names(torch_version: str) -> frozenset[str]:
     """The modules that an engine's process imports late."""
-    return _META | _OF_TRAINING if torch_version.startswith("2.13.") else _META
+    late = _META | _OF_OTHERS
+    return late | _OF_TRAINING if torch_version.startswith("2.13.") else late
 
 
 class LateImport:

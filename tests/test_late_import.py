@@ -43,12 +43,12 @@ def test_a_name_that_is_imported_from_it_runs_it(late):
     assert rises and runs() == 1
 
 
-def test_torch_s_late_modules_work_once_they_are_asked_for():
+def test_late_modules_work_once_they_are_asked_for():
     code = """
 import sys
 from phloem.late_import import import_late
 import_late()
-import torch
+import torch, numba
 assert "activate_meta" not in vars(sys.modules["torch._meta_registrations"])
 assert torch.linalg.qr(torch.eye(3)).R.shape == (3, 3)
 late = [name for name in sys.argv[1:] if "__getattr__" in vars(sys.modules[name])]
@@ -56,6 +56,13 @@ assert late == sys.argv[1:], late
 torch._meta_registrations.activate_meta
 assert torch.linalg.cholesky(torch.empty(3, 3, device="meta")).shape == (3, 3)
 assert torch.distributions.Normal(0.0, 1.0).mean == 0 and torch.optim.SGD and torch.utils.data.DataLoader
+with torch.profiler.profile() as profile:
+    torch.ones(3).sum()
+assert "aten::sum" in {event.name for event in profile.events()} and torch.nn.quantized.Linear
+assert torch.fx.symbolic_trace(torch.nn.Linear(2, 2)).graph and torch.fx.passes.shape_prop.ShapeProp
+import unittest.mock, yaml
+assert unittest.mock.Mock()() is not None and yaml.safe_load("a: 1") == {"a": 1} and numba.experimental.jitclass
+assert sys.modules["torchgen.model"].FunctionSchema
 print("right")
 """
     path = f"import sys; sys.path[:] = {sys.path!r}\n"

@@ -120,12 +120,8 @@ class Tokenizer:
 
     @cached_property
     def vocab_hash(self) -> str:
-        digest = hashlib.sha256()
-        for token_id, token in enumerate(self.token_bytes):
-            special = self._table.special.get(token_id)
-            spelled = token if special is None else special.text.encode("utf-8", errors="surrogateescape")
-            digest.update(b"%d%c" % (len(spelled), b"ts"[special is not None]) + spelled)
-        return digest.hexdigest()[:32]
+        special = sorted((token_id, one.text) for token_id, one in self._table.special.items())
+        return hashlib.sha256(repr((self.token_bytes, special)).encode()).hexdigest()[:32]
 
     # -- text to tokens -----------------------------------------------------------------------------------------------
 
