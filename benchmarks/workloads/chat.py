@@ -62,7 +62,7 @@ SHORT = w.Workload(
     program=program,
     plain=plain,
     count=4,
-    quick=2,
+    quick=1,
     free_tokens=TURNS * 8,
 )
 LONG = w.Workload(

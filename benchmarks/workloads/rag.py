@@ -62,7 +62,7 @@ WORKLOAD = w.Workload(
     plain=plain,
     check=w.contains,
     count=8,
-    quick=3,
+    quick=2,
     large=4,
     free_tokens=REASON_TOKENS + ANSWER_TOKENS,
 )
