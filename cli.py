@@ -533,7 +533,7 @@ def _bench(args: argparse.Namespace) -> int:
             print(
                 f"{load.rows} rows: {result.output_tokens} tokens in {result.wall_s:.2f} s, "
                 f"{result.tokens_per_s:.1f} tok/s; "
-                f"{steps if result.decode_ms else 'no step had one token of each row alone'}",
+                f"{steps if result.decode_ms else 'no step made exactly one token of each row, so no step was timed'}",
                 flush=True,
             )
             if args.profile is not None:
@@ -1036,7 +1036,7 @@ def _add_bench(commands: Any) -> None:
         "bench",
         help="measure the engine's speed in this process",
         description="Run sequences of random tokens in this process, without a server, and print the engine's speed. "
-        "Without drafts, as what follows random tokens soon repeats itself; --speculative auto has them.",
+        "It uses no drafts, because answers to random tokens soon repeat themselves; --speculative auto turns them on.",
     )
     bench.add_argument("model", metavar="MODEL", help=_MODELS)
     bench.add_argument("--rows", type=parse_at_least_one, nargs="+", default=[1, 16], help="sequences at once")

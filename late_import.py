@@ -14,8 +14,8 @@ from typing import Any
 
 # What torch's meta device computes shapes with: a quarter of the time of ``import torch``, and no engine asks for it.
 _META = frozenset({"torch._meta_registrations"})
-# Parts of ``import torch`` for training and export. Of torch 2.13: torch's modules import each other in circles, so
-# that another version may need another order.
+# Parts of ``import torch`` for training, export and profiling. Of torch 2.13: torch's modules import each other in
+# circles, so that another version may need another order.
 _OF_TRAINING = frozenset(
     f"torch.{name}"
     for name in (
@@ -32,7 +32,7 @@ _OF_TRAINING = frozenset(
         "utils.data",
     )
 ) | {"torchgen.model"}
-# What torch and numba import for functions that no engine calls; unittest.mock brings asyncio with it.
+# Modules that torch and numba import for functions that no engine calls; unittest.mock imports asyncio.
 _OF_OTHERS = frozenset({"numba.experimental", "unittest.mock", "yaml"})
 
 

@@ -23,14 +23,13 @@ import numpy as np
 from phloem.protocol import messages as m
 from phloem.protocol import ops as o
 from phloem.protocol.sampling import SamplingParams
-from phloem.runtime.config import EngineConfig
+from phloem.runtime.config import MAX_DRAFT, EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.runtime.speculative import ModelDrafter, Speculation, StepCosts
 
 from . import RESULTS, header, save
 from .prose import DOCUMENT
 
-MAX_DRAFT = 31  # tokens of a draft, as of `--max-draft`
 COST_SIZES = (1, 2, 4, 8, 16, 32)  # tokens of the steps of `--step-costs`
 
 CODE = '''def total_price(items, tax_rate):

@@ -16,8 +16,9 @@ SLOWNESS_MEMORY_S = 30.0  # after which what was learned of an engine's slowness
 SLOWNESS_TRUST_S = 10.0  # expected seconds of work that weigh as much as the assumption that an engine is not slow
 ARRIVALS_MEMORY_S = 15.0  # after which a booking counts 1 / e in the rate of bookings
 SPAN_STEPS = 500.0  # steps after which an observation of step times counts 1 / e
-# No engine computes so many tokens of prompts in the time of a step that reads all weights. A fit of few and noisy
-# reports may say that they cost nothing; then any engine would be as good as the one that has the prompt.
+# An engine computes fewer prompt tokens than this in the time of one decode step. Fitted to few and noisy reports, a
+# prompt token may seem to cost nothing; without this limit, an engine that has the prompt would then be no better than
+# any other.
 MOST_TOKENS_A_STEP = 10_000
 
 

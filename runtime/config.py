@@ -13,6 +13,8 @@ Progress = Callable[[str, int, int], None]  # the activity, the parts done, the 
 SPLITS = ("tensor_parallel", "pipeline_parallel", "sequence_parallel")  # numbers of ranks, whose product run one model
 Precision = Literal["auto", "float32", "bfloat16", "int4", "int16", "fp8"]
 
+MAX_DRAFT = 31  # draft tokens of one sequence in a step, unless the config says otherwise
+
 
 class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One engine. Sizes count tokens unless their name says otherwise.
@@ -80,7 +82,7 @@ class EngineConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
     jump_forward: bool = True
     grammar_engine: Literal["phloem", "llguidance", "xgrammar"] = "phloem"
     speculative: Literal["auto", "off"] = "auto"
-    max_draft: int = 31
+    max_draft: int = MAX_DRAFT
     draft_model: str = ""
     draft_adapters: dict[str, str] = {}
     cuda_graphs: Literal["auto", "off"] = "auto"

@@ -437,7 +437,9 @@ class EngineCore:
             assert leased == 0, f"{leased} slots are leased while no program runs"
 
     def flush_cache(self) -> int:
-        """Drop cached tokens that nothing holds, and the texts in which drafts are looked up. How many were dropped."""
+        """Drop the cached tokens that no program holds, and the texts in which drafts are looked up. Returns the number
+        of tokens dropped from the cache.
+        """
         if self.loop.speculation is not None:
             self.loop.speculation.flush()
         return self.cache.flush()

@@ -21,7 +21,7 @@ from ...protocol.errors import InvalidParams, Unsupported
 from ...radix_cache import BlockStore, FolderStore, HostTier, StoreTier, Tiers
 from ...radix_cache.object_store import open_object_store
 from ...radix_cache.sealed import digest
-from ..config import EngineConfig, Progress, choose_cpu_isa
+from ..config import MAX_DRAFT, EngineConfig, Progress, choose_cpu_isa
 from ..executor import Accelerator
 from ..executor.accelerator import accelerator_of
 from ..executor.sizing import measured_slots
@@ -245,6 +245,8 @@ def load_drafter(config: EngineConfig, model: Model, tokenizer: Tokenizer, *, co
     """The drafter that runs a model; None where the config names none."""
     name = config.draft_model
     _check_draft_adapters(config)
+    if config.speculative == "off" and config.max_draft != MAX_DRAFT:
+        raise InvalidParams(f"max_draft={config.max_draft} limits drafts; it needs speculative=auto", where="max_draft")
     if not name:
         return None
     if config.speculative == "off":

@@ -72,9 +72,9 @@ def run_load(
     flush: bool = True,
     between: Callable[[], object] | None = None,
 ) -> LoadResult:
-    """Run ``load``. ``flush`` empties the cache first, and forgets the texts of earlier runs: the answers are the same
-    again, so each would be a draft. ``between`` is called before each step; its time is not part of
-    ``decode_ms``. Raises InvalidParams for a load that the engine cannot hold.
+    """Run ``load``. ``flush`` first empties the cache and the texts of earlier runs, in which the engine would find
+    this run's answers as drafts, since they are the same. ``between`` is called before each step; its time is not part
+    of ``decode_ms``. Raises InvalidParams for a load that the engine cannot hold.
     """
     longest = load.prompt_tokens + load.new_tokens
     if not 0 <= load.shared_tokens <= load.prompt_tokens or min(load.rows, load.prompt_tokens, load.new_tokens) < 1:

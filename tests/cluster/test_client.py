@@ -366,7 +366,7 @@ def test_a_program_goes_where_its_prompt_is_cached(engines: list[EngineCore], tm
     feed = engines[0].cache_feed
     assert feed is not None
     for engine in engines:
-        engine.cache.flush()  # else the blocks of earlier tests are known too
+        engine.flush_cache()  # else the blocks of earlier tests are known too
     num_blocks = len(tokenize([o.Text(op=0, seq=0, text=prompt)])) // feed.block_len
     with fleet_of(engines, tmp_path, tokenize=tokenize) as fleet:
         for _ in range(2):

@@ -9,7 +9,9 @@ from phloem.protocol.errors import InvalidParams
 from phloem.runtime.config import EngineConfig
 from phloem.runtime.engine import EngineCore
 from phloem.runtime.profiling import Load, Spans, profile_lines, run_load, watch
+from phloem.runtime.speculative import LookupDrafter, Speculation
 from phloem.tests.runtime.models.tiny import make_tiny_model
+from phloem.tests.runtime.speculative.oracle import Free
 
 
 @pytest.fixture(scope="module")
@@ -78,19 +80,17 @@ def test_watching_changes_no_answer_and_finds_every_part(engine: EngineCore) -> 
     assert "decode steps" in table and "prefill steps" in table and "schedule" in table
 
 
-@pytest.mark.parametrize("flush", [True, False])
-def test_a_load_that_runs_again_does_not_find_its_own_answers_as_drafts(
-    model: Path, flush: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = EngineCore(EngineConfig(model=str(model), max_seq_len=256, num_threads=1))
-    speculation, flushed = engine.loop.speculation, list[bool]()
-    assert speculation is not None
-    monkeypatch.setattr(speculation, "flush", lambda: flushed.append(True))
-    load = Load(prompt_tokens=20, new_tokens=20)
-    for _ in range(2):
+def test_a_load_that_runs_again_does_not_find_its_own_answers_as_drafts(model: Path) -> None:
+    engine = EngineCore(EngineConfig(model=str(model), max_seq_len=256, num_threads=1, prefix_cache=False))
+    lookup = LookupDrafter(lambda ids, name, limit: ids[:0])
+    engine.loop.speculation = Speculation([lookup], max_draft=12, costs=Free(), clock=lambda: 0.0)
+    load, steps = Load(prompt_tokens=20, new_tokens=40), list[int]()
+    for flush in (True, True, False):
+        before = engine.loop.counters.steps
         run_load(engine, load, flush=flush)
+        steps.append(engine.loop.counters.steps - before)
     engine.close()
-    assert len(flushed) == 2 * flush
+    assert steps[0] == steps[1] > steps[2], steps
 
 
 def test_a_load_with_a_grammar_may_be_shorter_than_its_shortest_text(engine: EngineCore) -> None:

@@ -99,6 +99,8 @@ def test_a_draft_model_that_is_never_accepted_soon_stops_running(tiny_model_path
 def test_an_unusable_draft_model_is_refused_by_name(tiny_model_path, tmp_path):
     with pytest.raises(InvalidParams, match="self:N takes N of the model's layers, 1 to 1"):
         start(tiny_model_path, draft_model="self:2")
+    with pytest.raises(InvalidParams, match="max_draft=4 limits drafts; it needs speculative=auto"):
+        EngineCore(EngineConfig(model=str(tiny_model_path), speculative="off", max_draft=4))
     with pytest.raises(InvalidParams, match="it needs speculative=auto"):
         start(tiny_model_path, draft_model="self:1", speculative="off")
     with pytest.raises(UnknownModel, match="no model 'eagle:head.safetensors': it is neither a path here nor an alias"):
